@@ -1,0 +1,71 @@
+"""The command line: a table of sub-commands that are imported only when they are used.
+
+Each command module parses, calls the library below it and prints; it takes no decisions.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import NamedTuple
+
+import click
+
+from spark_appliance import __version__
+from spark_appliance.errors import SparkError
+
+
+class _Entry(NamedTuple):
+    target: str  # "module:attribute" below this package
+    summary: str
+
+
+# One row a command: ``--help`` prints the summaries without importing any of the modules.
+_COMMANDS: dict[str, _Entry] = {}
+
+
+class LazyGroup(click.Group):
+    """A click group whose sub-commands are imported on first use."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the command names in the order of the table."""
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return one command, or None for an unknown name."""
+        entry = _COMMANDS.get(cmd_name)
+        if entry is None:
+            return None
+        module, attribute = entry.target.split(":")
+        command = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{entry.target} is not a click command")
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands from the table alone."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, entry.summary) for name, entry in _COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="spark-appliance")
+def cli() -> None:
+    """Turn DGX Sparks into one endpoint: describe them once, render a plan, roll it out."""
+
+
+def main() -> None:
+    """Run the console script; errors become lines on stderr and an exit status, no tracebacks."""
+    try:
+        cli.main(prog_name="spark-appliance", standalone_mode=False)
+    except click.exceptions.Exit as error:
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        sys.exit(130)
+    except SparkError as error:
+        click.echo(str(error), err=True)
+        sys.exit(error.exit_status)

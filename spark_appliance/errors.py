@@ -68,7 +68,9 @@ class InputError(SparkError):
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
     @classmethod
-    def one(cls, rule: str, message: str, remedy: str = "", where: Location | None = None) -> InputError:
+    def one(
+        cls, rule: str, message: str, remedy: str = "", where: Location | None = None
+    ) -> InputError:
         """Build the error for a single problem."""
         return cls([Problem(rule, message, remedy, where)])
 

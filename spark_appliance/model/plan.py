@@ -1,0 +1,333 @@
+"""The plan, ``cluster.lock.json``: pure data that says everything about every node.
+
+Whoever holds a plan needs nothing else: adapters (NixOS modules, DGX OS files) and commands
+translate it and decide nothing. Sizes are bytes, times are seconds.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from spark_appliance.model.findings import Finding
+
+PLAN_VERSION: Literal[1] = 1
+"""Version of the plan's schema; readers refuse any other."""
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Source(_Model):
+    """What the plan was rendered from."""
+
+    cluster_sha256: str = Field(
+        description="sha256 of the cluster file's content as canonical JSON, defaults filled in; "
+        "comments and the order of keys do not change it."
+    )
+    profile: str = Field(description="Name of the profile.")
+    profile_sha256: str = Field(description="sha256 of the profile's content, likewise.")
+
+
+class Engine(_Model):
+    """The engine that the argv is for."""
+
+    package: str = Field(description="Distribution name.")
+    version: str = Field(description="Exact version.")
+
+
+class Checkpoint(_Model):
+    """The model as served."""
+
+    path: str = Field(description="Directory on every node.")
+    id: str = Field(description="Hugging Face repository.")
+    revision: str | None = Field(description="Commit, when the cluster file pins one.")
+    shards: int = Field(description="Number of .safetensors files.")
+    served_name: str = Field(description="Name that clients send.")
+
+
+class CableEnd(_Model):
+    """A cage of a node."""
+
+    node: str
+    cage: str
+
+
+class CablePlan(_Model):
+    """A cable; ``b`` is null when it goes to the switch."""
+
+    a: CableEnd
+    b: CableEnd | None
+
+
+class TopologyPlan(_Model):
+    """Cabling of the whole cluster."""
+
+    kind: str
+    mtu: int
+    cables: list[CablePlan]
+
+
+class PaddedDimension(_Model):
+    """A size that the padding plugin changes."""
+
+    name: str
+    size: int
+    padded: int
+    per_rank: int
+
+
+class ParallelPlan(_Model):
+    """Sizes of the parallel groups and what is padded for them."""
+
+    tp: int
+    ep: int
+    padded: list[PaddedDimension]
+
+
+class ApiPlan(_Model):
+    """The endpoint on the head."""
+
+    bind: str
+    port: int
+    key_file: str | None = Field(description="Path on the head; the key itself is never here.")
+    url: str = Field(description="Base URL for clients on the management network.")
+
+
+class PortsPlan(_Model):
+    """TCP ports in use."""
+
+    api: int
+    rendezvous: int
+    supervisor: int
+    nfs: int | None
+
+
+class HealthPlan(_Model):
+    """How readiness is judged: not by a status code alone but by a generation."""
+
+    live_url: str = Field(description="Asked on the head itself; 200 while the engine answers.")
+    generate_url: str = Field(description="Chat completions endpoint, asked on the head itself.")
+    generate_body: dict[str, Any] = Field(description="Request of the probe.")
+    interval: int = Field(description="Seconds between probes while starting.")
+    steady_interval: int = Field(
+        description="Seconds between generations while serving: a wedged engine still answers "
+        "its health route."
+    )
+    probe_timeout: int = Field(description="Seconds for one probe.")
+    ready_timeout: int = Field(description="Seconds from start to ready before giving up.")
+
+
+class RestartPlan(_Model):
+    """Ranks live and die together; this bounds how often."""
+
+    limit: int = Field(description="Restarts of the whole group within the window.")
+    window: int = Field(description="Seconds.")
+    backoff: list[int] = Field(description="Seconds to wait before the 1st, 2nd, ... restart.")
+
+
+class PeerPlan(_Model):
+    """Another node on the same subnet."""
+
+    node: str
+    address: str
+
+
+class RailPlan(_Model):
+    """One netdev with its RDMA device."""
+
+    netdev: str
+    rdma: str
+    pci: str
+    cage: str
+    twin: int
+    address: str = Field(description="IPv4 address with prefix length.")
+    mtu: int
+    peers: list[PeerPlan]
+
+
+class NcclLibrary(_Model):
+    """A replacement of the engine's libnccl.so.2, the same file on every rank."""
+
+    path: str
+    sha256: str | None
+
+
+class ExportPlan(_Model):
+    """NFS export of the checkpoint on the head."""
+
+    path: str
+    clients: list[str] = Field(description="Rail addresses allowed to mount, nothing else.")
+    options: list[str]
+    threads: int
+    rdma: bool
+
+
+class MountPlan(_Model):
+    """NFS mount of the checkpoint on a worker."""
+
+    unit: str = Field(description="Name of the systemd mount unit.")
+    what: str
+    where: str
+    type: str
+    options: list[str]
+
+
+class WeightsPlan(_Model):
+    """How this node gets the checkpoint."""
+
+    mode: Literal["nfs", "local"]
+    export: ExportPlan | None
+    mount: MountPlan | None
+
+
+class EngramFile(_Model):
+    """One packed file."""
+
+    name: str
+    layer: int
+    layout: Literal["columns", "rows"]
+    row_start: int
+    row_end: int
+    bytes: int
+
+
+class EngramPlan(_Model):
+    """Packed Engram rows on this node's NVMe."""
+
+    directory: str
+    device: str | None
+    mount_unit: str | None
+    files: list[EngramFile]
+    bytes: int = Field(description="Sum of the files.")
+    cache_bytes: int = Field(description="Row cache in host memory.")
+    pack_argv: list[str] = Field(description="Command that packs this node's files.")
+
+
+class MemoryPart(_Model):
+    """One row of the memory budget."""
+
+    name: str
+    bytes: int
+
+
+class MemoryPlan(_Model):
+    """Memory of the node at its worst moment."""
+
+    total: int
+    used: int
+    reserve: int
+    parts: list[MemoryPart]
+
+
+class GuardPlan(_Model):
+    """Thresholds of the memory guard on MemAvailable."""
+
+    start_bytes: int
+    steady_bytes: int
+    interval: int = Field(description="Seconds between samples.")
+
+
+class UnitPlan(_Model):
+    """A systemd unit of this node.
+
+    ``started_by`` says who starts it: ``boot`` (its own life, ``stop`` leaves it up), ``target``
+    (spark.target) or ``supervisor`` (spark-supervisor.service, once every rank may start).
+    """
+
+    name: str
+    after: list[str]
+    requires: list[str]
+    started_by: Literal["boot", "target", "supervisor"]
+
+
+class FirewallPlan(_Model):
+    """What the node accepts beyond its own rules."""
+
+    trusted_interfaces: list[str]
+    api_port: int | None = Field(description="Open to everyone who reaches the bind address.")
+    peer_addresses: list[str] = Field(
+        description="Management addresses of the other nodes: rendezvous, Gloo and NCCL bootstrap "
+        "use ephemeral TCP ports between them."
+    )
+
+
+class NodePlan(_Model):
+    """Everything about one node."""
+
+    name: str
+    rank: int
+    role: Literal["head", "worker"]
+    system: Literal["nixos", "dgx-os"]
+    address: str
+    ssh: str
+    lan_interface: str
+    argv: list[str] = Field(description="The engine's whole command line.")
+    env: dict[str, str] = Field(description="The engine's environment; never a secret.")
+    config_file: str | None = Field(
+        description="YAML file given to the engine by --config; the unit writes the key into it."
+    )
+    nccl_library: NcclLibrary | None
+    rails: list[RailPlan]
+    routes: list[str] = Field(description="Extra routes, 'destination via gateway dev netdev'.")
+    sysctl: dict[str, str]
+    kernel_modules: list[str]
+    firewall: FirewallPlan
+    weights: WeightsPlan
+    engram: EngramPlan | None
+    memory: MemoryPlan
+    guard: GuardPlan
+    limits: dict[str, str] = Field(description="systemd Limit* settings of the engine's unit.")
+    cache_directory: str = Field(description="Compiled kernels; kept between starts.")
+    units: list[UnitPlan] = Field(description="In start order.")
+
+
+class Plan(_Model):
+    """``cluster.lock.json``."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, title="spark-appliance plan (cluster.lock.json), version 1"
+    )
+
+    version: Literal[1] = Field(description="Version of this schema.")
+    name: str
+    source: Source
+    engine: Engine
+    model: Checkpoint
+    topology: TopologyPlan
+    parallel: ParallelPlan
+    api: ApiPlan
+    ports: PortsPlan
+    health: HealthPlan
+    restart: RestartPlan
+    start_order: list[list[str]] = Field(description="Groups of nodes; a group starts at once.")
+    pack_order: list[list[str]] = Field(
+        description="Groups of nodes that pack at once: the head first where workers read from it."
+    )
+    nodes: list[NodePlan] = Field(description="In rank order.")
+
+    def node(self, name: str) -> NodePlan | None:
+        """Return a node by name, or None."""
+        return next((node for node in self.nodes if node.name == name), None)
+
+
+def read_plan(data: Any) -> tuple[Plan | None, list[Finding]]:
+    """Validate plain data; returns the plan, or None and what is wrong."""
+    if not isinstance(data, dict) or data.get("version") != PLAN_VERSION:
+        found = data.get("version") if isinstance(data, dict) else None
+        return None, [
+            Finding(
+                "plan.version",
+                ("version",),
+                f"this is no plan of version {PLAN_VERSION} (version: {found!r})",
+                "render it anew: spark-appliance render cluster.yaml",
+            )
+        ]
+    try:
+        return Plan.model_validate(data), []
+    except ValidationError as error:
+        from spark_appliance.model.schema_errors import findings_of  # only on failure
+
+        return None, findings_of(error, Plan)

@@ -1,0 +1,90 @@
+"""The bundled profiles and how a profile is found by name or by path."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from spark_appliance.errors import InputError, read_failure
+from spark_appliance.model.facts import MODELS, ModelFacts
+from spark_appliance.model.profile import Profile, read_profile
+from spark_appliance.model.yamlfile import Document, parse
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedProfile:
+    """A profile, the sizes of its model and the sha256 of its content (not of its comments)."""
+
+    profile: Profile
+    facts: ModelFacts
+    sha256: str
+
+
+def bundled_names() -> list[str]:
+    """Return the names of the bundled profiles, sorted."""
+    folder = resources.files(__name__) / "data"
+    return sorted(
+        entry.name.removesuffix(".yaml")
+        for entry in folder.iterdir()
+        if entry.name.endswith(".yaml")
+    )
+
+
+def load_profile(name: str, base: Path) -> LoadedProfile:
+    """Load a bundled profile by name, or a file by path (any name with a '/').
+
+    ``base`` is the folder that a relative path starts from: the cluster file's.
+
+    Raises:
+        InputError: for an unknown name, an unreadable file or a bad profile.
+    """
+    if "/" in name:
+        path = base / name
+        try:
+            document = parse(str(path), path.read_bytes())
+        except OSError as error:
+            raise read_failure(path, error) from None
+    else:
+        if name not in bundled_names():
+            raise InputError.one(
+                "profile.unknown",
+                f"there is no profile {name!r}",
+                f"use one of {', '.join(bundled_names())}, or a path such as ./my-profile.yaml",
+            )
+        raw = (resources.files(__name__) / "data" / f"{name}.yaml").read_bytes()
+        document = parse(f"profile {name}", raw)
+    return _resolve(document)
+
+
+def _resolve(document: Document) -> LoadedProfile:
+    profile, findings = read_profile(document.data)
+    if profile is None:
+        raise InputError([document.problem(finding) for finding in findings])
+    if isinstance(profile.model, str):
+        if profile.model not in MODELS:
+            raise InputError.one(
+                "profile.unknown-model",
+                f"the sizes of model {profile.model!r} are not known",
+                f"use one of {', '.join(sorted(MODELS))}, or give its sizes (see the profile "
+                "single-dev)",
+                document.locate(("model",)),
+            )
+        facts = MODELS[profile.model]
+    else:
+        plain = profile.model
+        facts = ModelFacts(
+            name=plain.name,
+            heads=plain.heads,
+            max_context=plain.max_context,
+            dense_bytes=plain.weights_bytes,
+            kv_bytes_per_token=float(plain.kv_bytes_per_token),
+            kv_sharded=True,
+        )
+    canonical = json.dumps(profile.model_dump(mode="json"), sort_keys=True, ensure_ascii=False)
+    return LoadedProfile(profile, facts, hashlib.sha256(canonical.encode()).hexdigest())
+
+
+__all__ = ["LoadedProfile", "bundled_names", "load_profile"]

@@ -1,0 +1,144 @@
+"""Rules that take two values of the cluster file to judge and belong to no other module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from spark_appliance.model.cluster import Cluster, node_path
+from spark_appliance.model.facts import ModelFacts
+from spark_appliance.model.findings import Finding
+from spark_appliance.model.profile import Profile
+
+NFS_PORT = 2049
+NFS_RDMA_PORT = 20049
+
+
+def check_cluster(cluster: Cluster, profile: Profile, facts: ModelFacts) -> list[Finding]:
+    """Judge nodes, ports, storage and the fit of the profile."""
+    return [
+        *_profile_fits(cluster, profile),
+        *_nodes_differ(cluster),
+        *_ports_differ(cluster),
+        *_engram_places(cluster, facts),
+        *_weights(cluster),
+        *_api(cluster),
+    ]
+
+
+def _profile_fits(cluster: Cluster, profile: Profile) -> Iterator[Finding]:
+    count = len(cluster.nodes)
+    if count not in profile.nodes:
+        allowed = " or ".join(map(str, profile.nodes))
+        yield Finding(
+            "profile.node-count",
+            ("profile",),
+            f"profile {profile.name} is for {allowed} nodes, the file has {count}",
+            "choose another profile, or write your own and give its path",
+        )
+
+
+def _nodes_differ(cluster: Cluster) -> Iterator[Finding]:
+    for key in ("name", "address", "ssh"):
+        seen: dict[str, int] = {}
+        for rank, node in enumerate(cluster.nodes):
+            value = getattr(node, key)
+            if value is None:
+                continue
+            if value in seen:
+                yield Finding(
+                    f"nodes.{key}-used-twice",
+                    node_path(rank, key),
+                    f"{key} {value} is also that of node {seen[value] + 1}",
+                    f"give every node its own {key}",
+                )
+            seen.setdefault(value, rank)
+
+
+def _ports_differ(cluster: Cluster) -> Iterator[Finding]:
+    used = {
+        "api.port": cluster.api.port,
+        "ports.rendezvous": cluster.ports.rendezvous,
+        "ports.supervisor": cluster.ports.supervisor,
+        "ssh": 22,
+        "nfs": NFS_PORT,
+        "nfs over rdma": NFS_RDMA_PORT,
+        "rpcbind": 111,
+    }
+    seen: dict[int, str] = {}
+    for name, port in used.items():
+        if port in seen:
+            key, other = (seen[port], name) if "." in seen[port] else (name, seen[port])
+            yield Finding(
+                "ports.used-twice",
+                tuple(key.split(".")),
+                f"port {port} is used for {key} and for {other}",
+                "give every service its own port",
+            )
+        seen.setdefault(port, name)
+
+
+def _engram_places(cluster: Cluster, facts: ModelFacts) -> Iterator[Finding]:
+    for rank, node in enumerate(cluster.nodes):
+        place = node.engram
+        if place is None:
+            if facts.engram is not None:
+                yield Finding(
+                    "engram.place-missing",
+                    node_path(rank),
+                    f"{node.name} has no place for its Engram rows; without them on local NVMe the "
+                    "model does not fit",
+                    "add engram: {device: /dev/disk/by-id/...} or engram: {directory: /path}",
+                )
+            continue
+        if facts.engram is None:
+            yield Finding(
+                "engram.place-unused",
+                node_path(rank, "engram"),
+                f"{facts.name} has no Engram tables",
+                "remove engram",
+                "note",
+            )
+        if (place.device is None) == (place.directory is None):
+            yield Finding(
+                "engram.one-place",
+                node_path(rank, "engram"),
+                "give exactly one of device and directory",
+                "keep one of the two",
+            )
+        if place.device is not None and not place.device.startswith("/dev/disk/by-"):
+            yield Finding(
+                "engram.device-unstable",
+                node_path(rank, "engram", "device"),
+                f"{place.device} can be another disk after a reboot",
+                "use a stable name: ls -l /dev/disk/by-id",
+            )
+
+
+def _weights(cluster: Cluster) -> Iterator[Finding]:
+    if cluster.weights.mode != "nfs":
+        return
+    if len(cluster.nodes) == 1:
+        yield Finding(
+            "weights.nfs-single",
+            ("weights", "mode"),
+            "a single node has nobody to share with",
+            "remove weights.mode",
+        )
+    if cluster.topology.kind == "ring":
+        yield Finding(
+            "weights.nfs-ring",
+            ("weights", "mode"),
+            "in a ring the node opposite the head has no cable to it",
+            "use weights.mode: local (every node keeps its own copy)",
+        )
+
+
+def _api(cluster: Cluster) -> Iterator[Finding]:
+    if cluster.api.key_file is None and not cluster.api.bind.startswith("127."):
+        yield Finding(
+            "api.no-key",
+            ("api",),
+            f"everyone who reaches {cluster.api.bind}:{cluster.api.port} may use the model",
+            "add api.key_file (a file on the head with the key), or bind to 127.0.0.1",
+            "warning",
+        )

@@ -1,0 +1,82 @@
+"""Open a cluster file from disk and take it as far as it goes: parse, validate, render."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from spark_appliance.errors import InputError, Problem, read_failure
+from spark_appliance.memory import Budget
+from spark_appliance.model.cluster import Cluster, read_cluster
+from spark_appliance.model.plan import Plan
+from spark_appliance.model.yamlfile import MAX_BYTES, parse
+from spark_appliance.profiles import load_profile
+from spark_appliance.render import render
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A cluster file and everything that could be found out about it."""
+
+    path: Path
+    cluster: Cluster
+    plan: Plan | None
+    budgets: tuple[Budget, ...]
+    problems: tuple[Problem, ...]
+
+    @property
+    def errors(self) -> tuple[Problem, ...]:
+        """The problems that stop a plan."""
+        return tuple(problem for problem in self.problems if problem.severity == "error")
+
+    def require_plan(self) -> Plan:
+        """Return the plan.
+
+        Raises:
+            InputError: with every error, when there is none.
+        """
+        if self.plan is None:
+            raise InputError(self.errors)
+        return self.plan
+
+
+def open_cluster(path: Path) -> Opened:
+    """Read and render one cluster file.
+
+    Raises:
+        InputError: when the file cannot be read, is no valid YAML or breaks the schema; then
+            nothing further can be said. Later findings are returned in ``problems``.
+    """
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+            size = path.stat().st_size
+    except OSError as error:
+        raise read_failure(path, error) from None
+    if len(raw) > MAX_BYTES:
+        raw = raw.ljust(size, b" ")
+    document = parse(str(path), raw)
+    cluster, findings = read_cluster(document.data)
+    if cluster is None:
+        raise InputError([document.problem(finding) for finding in findings])
+    try:
+        loaded = load_profile(cluster.profile, path.parent)
+    except InputError as error:
+        where = document.locate(("profile",))
+        raise InputError(
+            [
+                problem
+                if problem.where
+                else Problem(problem.rule, problem.message, problem.remedy, where)
+                for problem in error.problems
+            ]
+        ) from None
+    rendering = render(cluster, loaded)
+    problems = sorted(
+        (document.problem(finding) for finding in rendering.findings),
+        key=lambda problem: (
+            ("error", "warning", "note").index(problem.severity),
+            (problem.where.line or 0) if problem.where else 0,
+        ),
+    )
+    return Opened(path, cluster, rendering.plan, rendering.budgets, tuple(problems))

@@ -42,7 +42,8 @@ TRANSIENT_CAP_GIB: Final = 3.0
 (``layers/attention/dsv4/v41_indexer/scoring.py``), so the transient stops growing there."""
 
 RESERVE_GIB: Final = 3.0
-"""Left free at all times: the steady threshold of the memory guard (christopherowen/spark-ds41f)."""
+"""Left free at all times: the steady threshold of the memory guard (christopherowen,
+spark-ds41f)."""
 
 START_RESERVE_GIB: Final = 5.0
 """The guard's threshold while weights are loaded (same source)."""
@@ -54,9 +55,9 @@ SWA_BYTES_PER_TOKEN: Final = 23_985
 """Sliding-window KV over 40 layers and the draft: 585 * 40 * 41/40 (sglang 0.5.23
 ``model_executor/pool_configurator.py``)."""
 
-FRACTION_LOSS_GIB: Final = 6.5
-"""Free memory that the engine measures after loading at TP 3. At a fraction of 0.944 the KV
-budget was just zero (MiaAI-Lab README), and 0.056 x 116 GiB is 6.5."""
+POOL_TOLERANCE_GIB: Final = 1.5
+"""How far the engine's own pool size is off the prediction: the page cache alone moves it by 0.5 GB
+from boot to boot (MiaAI-Lab README), and the free memory after loading was measured once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +187,8 @@ def check_budget(
                 f"set mem-fraction-static to {floor:.3f} or more",
             )
         )
+    else:
+        findings += _check_pool(facts, parallelism, work, worst, path)
     if work.kv_tokens < work.context:
         findings.append(
             Finding(
@@ -202,17 +205,45 @@ def check_budget(
 def fraction_floor(facts: ModelFacts, parallelism: Parallelism) -> float | None:
     """Return the smallest ``--mem-fraction-static`` that leaves a KV pool, rounded up.
 
-    From the measured free memory after loading at TP 3, scaled by the difference in weights.
-    None where nothing was measured.
+    None where the free memory after loading was not measured.
     """
-    if not facts.deepseek_v41:
+    after = _free_after_load(facts, parallelism)
+    if after is None or after <= 0:
         return None
-    before = TOTAL_GIB - SYSTEM_GIB
-    lighter = facts.weights_gib[3] - resident_weights_gib(facts, parallelism)
-    after = FRACTION_LOSS_GIB + lighter
-    if after <= 0:
-        return None
-    return math.ceil((1 - after / before) * 1000) / 1000
+    return math.ceil((1 - after / _BEFORE_LOAD_GIB) * 1000) / 1000
+
+
+def _free_after_load(facts: ModelFacts, parallelism: Parallelism) -> float | None:
+    measured = facts.free_after_load_gib.get(parallelism.tp)
+    return None if measured is None else measured - parallelism.expert_padding_bytes / GIB
+
+
+def _check_pool(
+    facts: ModelFacts, parallelism: Parallelism, work: Workload, worst: Budget, path: Path
+) -> list[Finding]:
+    """Predict whether SGLang clamps the pool; it does so with a log line only."""
+    after = _free_after_load(facts, parallelism)
+    if after is None:
+        return []
+    pool = after - (1 - work.fraction) * _BEFORE_LOAD_GIB - worst.of("sliding window")
+    wanted = worst.of("KV cache")
+    if pool <= 0 or wanted - pool <= POOL_TOLERANCE_GIB:
+        return []
+    tokens = round(pool * GIB / facts.kv_bytes_per_token, -5)
+    fraction = math.ceil((work.fraction + (wanted - pool) / _BEFORE_LOAD_GIB) * 100) / 100
+    return [
+        Finding(
+            "memory.pool-clamped",
+            path,
+            f"with --mem-fraction-static {work.fraction:g} SGLang will hold about {tokens:,.0f} KV "
+            f"tokens instead of {work.kv_tokens:,}, and only log it",
+            f"set mem-fraction-static to {fraction:g}, or max-total-tokens to {tokens:.0f}",
+            "warning",
+        )
+    ]
+
+
+_BEFORE_LOAD_GIB: Final = TOTAL_GIB - SYSTEM_GIB
 
 
 def _kv_gib(facts: ModelFacts, tp: int, tokens: int) -> float:

@@ -73,7 +73,7 @@ def open_cluster(path: Path) -> Opened:
         ) from None
     rendering = render(cluster, loaded)
     problems = sorted(
-        (document.problem(finding) for finding in rendering.findings),
+        (document.problem(finding, absent=("profile",)) for finding in rendering.findings),
         key=lambda problem: (
             ("error", "warning", "note").index(problem.severity),
             (problem.where.line or 0) if problem.where else 0,

@@ -21,17 +21,24 @@ class _Entry(NamedTuple):
 
 
 # One row a command: ``--help`` prints the summaries without importing any of the modules.
-_COMMANDS: dict[str, _Entry] = {}
+_COMMANDS: dict[str, _Entry] = {
+    "init": _Entry("init:init", "Write a commented cluster file to start from."),
+    "check": _Entry("check:check", "Report every problem of a cluster file, with line and remedy."),
+    "render": _Entry("render:render", "Write the plan, cluster.lock.json."),
+    "show": _Entry("show:show", "Show what a node will run."),
+    "topology": _Entry("topology:topology", "Draw which cable goes where."),
+    "schema": _Entry("schema:schema", "Print the JSON Schema of a file format."),
+}
 
 
 class LazyGroup(click.Group):
     """A click group whose sub-commands are imported on first use."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         """Return the command names in the order of the table."""
         return list(_COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         """Import and return one command, or None for an unknown name."""
         entry = _COMMANDS.get(cmd_name)
         if entry is None:
@@ -42,7 +49,7 @@ class LazyGroup(click.Group):
             raise TypeError(f"{entry.target} is not a click command")
         return command
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """List the commands from the table alone."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, entry.summary) for name, entry in _COMMANDS.items()])

@@ -174,7 +174,7 @@ class Node(_Model):
     ssh: str | None = Field(
         None,
         pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.@:%-]*$",
-        description="OpenSSH destination (user@host or an alias of ssh_config); address when absent.",
+        description="OpenSSH destination (user@host, an alias of ssh_config); address when absent.",
     )
     lan_interface: Netdev = Field(
         "enP7s7",

@@ -35,8 +35,10 @@ class ModelFacts:
     """Sizes that the parallelism rules and the memory model need.
 
     ``weights_gib`` maps a TP size to measured resident GiB per rank, padded attention included;
-    sizes that are not in it are computed as ``expert_bytes / tp + dense_bytes``. The ``*_bytes``
-    of attention and experts are totals over all ranks, before padding. ``kv_bytes_per_token`` is per rank.
+    sizes that are not in it are computed as ``expert_bytes / tp + dense_bytes``.
+    ``free_after_load_gib`` is the free memory that the engine saw after loading, by TP size,
+    before expert padding. The ``*_bytes`` of attention and experts are totals over all ranks,
+    before padding. ``kv_bytes_per_token`` is per rank.
     """
 
     name: str
@@ -53,6 +55,7 @@ class ModelFacts:
     draft_experts: int = 0
     draft_expert_bytes: int = 0
     weights_gib: Mapping[int, float] = field(default_factory=dict)
+    free_after_load_gib: Mapping[int, float] = field(default_factory=dict)
     kv_sharded: bool = False
     page_size: int = 1
     engram: EngramTables | None = None
@@ -78,6 +81,9 @@ DEEPSEEK_V41_FLASH: Final = ModelFacts(
     dense_bytes=round(11.4 * GIB),
     # 101 and 77: MiaAI-Lab README; 145: the two-Spark report there; 45: inferred from TP4
     weights_gib=MappingProxyType({2: 145.0, 3: 101.0, 4: 77.0, 8: 45.0}),
+    # TP 3: a fraction of 0.944 left just no KV budget, 0.056 x 116 GiB (MiaAI-Lab README).
+    # TP 4: a fraction of 0.80 gave 10.0 M tokens, 15.6 + 0.2 x 116 GiB (same source).
+    free_after_load_gib=MappingProxyType({3: 6.5, 4: 38.8}),
     # 1670.75 was measured; sglang 0.5.23 (model_executor/pool_configurator.py) pads pages to
     # 1632.5 * 41/40 and keeps it replicated on every rank
     kv_bytes_per_token=1673.31,

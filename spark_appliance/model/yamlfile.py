@@ -50,15 +50,15 @@ class Document:
                 return Location(self.name, *self.places[path[:length]])
         return Location(self.name, 1, 1)
 
-    def problem(self, finding: Finding) -> Problem:
-        """Give a finding its place in this file."""
-        return Problem(
-            finding.rule,
-            finding.message,
-            finding.remedy,
-            self.locate(finding.path),
-            finding.severity,
-        )
+    def problem(self, finding: Finding, absent: Path = ()) -> Problem:
+        """Give a finding its place in this file.
+
+        ``absent`` is the path to point at when the finding is about a key that the file leaves
+        out, such as a value that comes from the profile.
+        """
+        missing = bool(finding.path) and finding.path[:1] not in self.places
+        where = self.locate(absent if missing else finding.path)
+        return Problem(finding.rule, finding.message, finding.remedy, where, finding.severity)
 
 
 def parse(name: str, raw: bytes) -> Document:

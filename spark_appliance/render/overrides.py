@@ -45,7 +45,7 @@ def check_overrides(cluster: Cluster) -> list[Finding]:
     return findings
 
 
-def _flag(
+def _flag(  # one rule a paragraph
     cluster: Cluster,
     path: Path,
     name: str,
@@ -81,18 +81,19 @@ def _flag(
         yield Finding(
             "engine.prefetch-without-mmap",
             path,
-            "prefetching with mmap disabled ran the head out of memory (cqingwang docs/fast-load.md)",
+            "prefetching with mmap disabled ran a head out of memory (cqingwang fast-load.md)",
             "keep one of the two",
         )
-    if name == "weight-loader-prefetch-num-threads" and isinstance(value, int) and value > 2:
-        if len(cluster.nodes) > 1 and cluster.weights.mode != "local":
-            yield Finding(
-                "engine.prefetch-threads",
-                path,
-                "many reader threads dead-lock against NFS (TensorRT-LLM PR#14655) [P44]",
-                "use 2",
-                "warning",
-            )
+    shared = len(cluster.nodes) > 1 and cluster.weights.mode != "local"
+    many = isinstance(value, int) and value > 2
+    if name == "weight-loader-prefetch-num-threads" and shared and many:
+        yield Finding(
+            "engine.prefetch-threads",
+            path,
+            "many reader threads dead-lock against NFS (TensorRT-LLM PR#14655) [P44]",
+            "use 2",
+            "warning",
+        )
 
 
 def _ranks_agree(cluster: Cluster) -> Iterator[Finding]:
@@ -107,7 +108,8 @@ def _ranks_agree(cluster: Cluster) -> Iterator[Finding]:
                     ("nodes", rank, "engine", "args", name),
                     f"--{plain} must be the same on every rank, else they wait for each other "
                     "forever [P88]",
-                    f"move it to engine.args (for all nodes); per node: {', '.join(sorted(RANK_LOCAL))}",
+                    "move it to engine.args, for all nodes; per node may differ: "
+                    + ", ".join(sorted(RANK_LOCAL)),
                 )
 
 
@@ -250,7 +252,8 @@ def check_effective(
         model_v41
         and isinstance(context, int)
         and isinstance(tails, int)
-        and context * _TAILS_PER_TOKEN > tails
+        and context >= _LONG_SESSION
+        and context * _TAILS_PER_TOKEN > 2 * tails
     ):
         findings.append(
             Finding(
@@ -277,6 +280,9 @@ def check_effective(
         )
     return findings
 
+
+_LONG_SESSION: Final = 250_000
+"""Tokens from which re-computing a session hurts; shorter ones take seconds."""
 
 _TAILS_PER_TOKEN: Final = 637 / 1_000_000
 """Prefix tails a cached session needs: about 637 for 1 M tokens (MiaAI-Lab #27, #43)."""

@@ -20,8 +20,10 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import importlib.metadata
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -120,6 +122,16 @@ class Engine:
             raise RuntimeError(f"judge.py ended with {done.returncode}:\n{done.stderr[-4000:]}")
         answer: dict[str, Any] = json.loads(done.stdout)
         return answer
+
+    def dependencies(self) -> set[str]:
+        """Return the names of what the engine's wheel requires, extras left out."""
+        folders = list(self.python.parent.parent.glob("lib/python*/site-packages"))
+        [engine] = importlib.metadata.distributions(name="sglang", path=list(map(str, folders)))
+        return {
+            re.split(r"[^A-Za-z0-9_.-]", requirement, maxsplit=1)[0].lower()
+            for requirement in engine.requires or ()
+            if "extra ==" not in requirement
+        }
 
 
 def _run(command: Sequence[str | Path], *, doing: str, log: Path) -> None:

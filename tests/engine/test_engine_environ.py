@@ -18,7 +18,7 @@ RETIRED_PREFIX = "SGL_"
 
 @pytest.fixture(scope="module")
 def environments():
-    return {name: node.env for name, node in rendered().items()}
+    return {name: node.env for name, node in rendered().items() if not node.refused}
 
 
 @pytest.mark.engine
@@ -46,6 +46,21 @@ def test_no_variable_of_a_fork_is_set(environments):
         if FORKS.match(variable) or variable.startswith(RETIRED_PREFIX)
     }
     assert found == set()
+
+
+# Variables that make the engine import a module that its wheel does not depend on.
+EXTRA_MODULES = {"SGLANG_LOCAL_IP_NIC": "netifaces"}
+
+
+@pytest.mark.engine
+def test_no_variable_needs_a_module_that_is_not_installed(engine, environments):
+    needed = {
+        EXTRA_MODULES[variable]
+        for env in environments.values()
+        for variable in env
+        if variable in EXTRA_MODULES
+    }
+    assert needed - engine.dependencies() == set()
 
 
 CONTROLS = [

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 from engine_venv import ENGINE, Engine, refusal
-from rendered import published_command, rendered_argvs, same_value, split_stated
+from rendered import ROOT, published_command, rendered, same_value, split_stated
+
+from spark_appliance.profiles import bundled_names
+from spark_appliance.render.plan import ENGINE as PLANNED
 
 pytestmark = pytest.mark.engine
 
@@ -13,36 +16,60 @@ ABBREVIATIONS = {"--tp"}
 
 
 @pytest.fixture(scope="module")
-def argvs():
-    return rendered_argvs()
+def nodes():
+    return rendered()
 
 
 @pytest.fixture(scope="module")
-def verdicts(engine: Engine, argvs):
-    return engine.judge(argvs)["argvs"]
+def verdicts(engine: Engine, nodes):
+    return engine.judge({name: node.argv for name, node in nodes.items()})["argvs"]
 
 
 def test_the_judge_is_the_engine_that_the_plan_is_for(engine):
-    assert f"sglang=={engine.judge()['engine']['sglang']}" == ENGINE
+    version = engine.judge()["engine"]["sglang"]
+    assert f"sglang=={version}" == ENGINE
+    assert (PLANNED.package, PLANNED.version) == ("sglang", version)
 
 
-def test_something_is_rendered_and_every_argv_is_judged(argvs, verdicts):
-    assert argvs
-    assert set(verdicts) == set(argvs)
+def test_every_example_and_every_profile_is_judged(nodes, verdicts):
+    assert set(verdicts) == set(nodes)
+    folders = {path.parent.name for path in (ROOT / "examples").glob("*/cluster.yaml")}
+    assert folders
+    assert {name.split("/")[1] for name in nodes if name.startswith("examples/")} == folders
+    profiles = {name.split("/")[1] for name in nodes if name.startswith("profiles/")}
+    assert profiles == set(bundled_names())
+
+
+def test_only_the_pair_is_refused_by_the_rules(nodes):
+    refused = {name.split("/")[1] for name, node in nodes.items() if node.refused}
+    assert refused == {"pair"}
 
 
 def test_every_rendered_argv_parses(verdicts):
     assert refusal(verdicts) == ""
 
 
-def test_every_value_is_understood_as_the_plan_states_it(argvs, verdicts):
+def test_the_engine_reads_the_values_that_the_plan_states(nodes, verdicts):
     wrong = [
-        f"{name}: {flag} says {stated!r}, the engine reads {option['dest']}={option['value']!r}"
-        for name, argv in argvs.items()
-        for (flag, stated), option in zip(
-            split_stated(argv), verdicts[name]["options"], strict=True
+        f"{name}: {option['flag']} is {node.stated.get(option['flag'])!r} in the plan, "
+        f"the engine reads {option['dest']}={option['value']!r}"
+        for name, node in nodes.items()
+        for option in verdicts[name]["options"]
+        if not same_value(node.stated.get(option["flag"]), option["value"])
+    ]
+    assert wrong == []
+    for name, node in nodes.items():
+        assert {option["flag"] for option in verdicts[name]["options"]} == set(node.stated), name
+
+
+def test_the_engine_reads_the_values_that_the_text_says(nodes, verdicts):
+    wrong = [
+        f"{name}: {flag} says {said!r}, the engine reads {option['dest']}={option['value']!r}"
+        for name, node in nodes.items()
+        for (flag, said), option in zip(
+            split_stated(node.argv), verdicts[name]["options"], strict=True
         )
-        if option["flag"] != flag or not same_value(stated, option["value"])
+        if option["flag"] != flag or not same_value(said, option["value"])
     ]
     assert wrong == []
 

@@ -28,6 +28,7 @@ _COMMANDS: dict[str, _Entry] = {
     "show": _Entry("show:show", "Show what a node will run."),
     "topology": _Entry("topology:topology", "Draw which cable goes where."),
     "schema": _Entry("schema:schema", "Print the JSON Schema of a file format."),
+    "doctor": _Entry("doctor:doctor", "Check every node: may this cluster boot?"),
 }
 
 

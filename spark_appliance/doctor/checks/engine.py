@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from spark_appliance.doctor.checks.common import all_ok, installed, listed
+from spark_appliance.doctor.checks.common import all_ok, engine_runs, installed, listed
 from spark_appliance.doctor.document import Document, Missing
 from spark_appliance.doctor.registry import CHECKS, Facts
 from spark_appliance.doctor.result import Verdict, fail, ok, skip, warn
@@ -198,6 +198,9 @@ def gpu_code(facts: Facts, node: NodePlan, document: Document) -> Iterator[Verdi
     del facts, node
     if not installed(document):
         yield skip("the engine is not installed yet")
+        return
+    if engine_runs(document):
+        yield skip("not read while the engine runs")
         return
     found = {}
     for path, numbers in document.section("engine").at("architectures").entries():

@@ -296,7 +296,7 @@ def fragments(facts: Facts, node: NodePlan, document: Document) -> Iterator[Verd
 
 
 @CHECKS.cluster(
-    "STORE.TABLES",
+    "CFG.TABLES",
     problems=("P88",),
     means="A table that one rank lacks makes the ranks disagree and hang at the first request.",
     do="Copy the file to every node.",

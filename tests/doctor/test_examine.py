@@ -107,9 +107,8 @@ def test_the_measuring_program_says_what_is_missing_here(plan: Plan):
 
 def test_full_size_pings_have_the_right_arguments(plan: Plan, tmp_path: Path):
     program_file = tmp_path / "ping"
-    program_file.write_text(
-        f'#!/bin/sh\nprintf "%s\\n" "$*" >> {tmp_path}/log\necho "5 packets transmitted, 4 received"\n'
-    )
+    script = f'printf "%s\\n" "$*" >> {tmp_path}/log; echo "5 packets transmitted, 4 received"'
+    program_file.write_text(f"#!/bin/sh\n{script}\n")
     program_file.chmod(0o755)
     text = program(DEEP_MODULES, examine.deep_request(plan.nodes[1]))
     done = subprocess.run(

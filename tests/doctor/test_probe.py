@@ -93,6 +93,10 @@ def test_on_this_machine_it_answers_in_time_whatever_is_missing(plan: Plan):
     assert set(document.data["sections"]) == {name for name, _, _ in SECTIONS}
     assert document.data["ended"] - document.data["started"] < TOTAL
     assert document.section("system").at("machine").text() == os.uname().machine
+    # files below /proc/sys are particular about how they are read
+    assert document.section("system").at("kernel").text() == os.uname().release
+    assert document.section("system").at("hostname").text() == os.uname().nodename
+    assert document.section("memory").at("sysctl", "vm.min_free_kbytes").text().isdigit()
 
 
 def test_an_empty_tree_gives_reasons_not_failures(spark: FakeSpark):

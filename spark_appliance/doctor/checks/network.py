@@ -22,7 +22,6 @@ def _cage(rail: RailPlan) -> str:
 
 @CHECKS.node(
     "NET.LINK",
-    problems=("P14",),
     means="The rail has no link: cable not seated, other end down, or the port is off.",
     do="Check the cable at both ends (spark-appliance topology); ip link set NETDEV up.",
 )
@@ -143,7 +142,7 @@ def mtu(facts: Facts, node: NodePlan, document: Document) -> Iterator[Verdict]:
 
 @CHECKS.node(
     "NET.PEER",
-    problems=("P07", "P11"),
+    problems=("P07",),
     means="The other end of the rail does not answer: wrong cable, wrong address, or a firewall. "
     "RDMA does not wait for ARP and would give up with retry exceeded.",
     do="Compare the cabling with spark-appliance topology, then address and firewall there.",

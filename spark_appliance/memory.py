@@ -251,11 +251,22 @@ def _kv_gib(facts: ModelFacts, tp: int, tokens: int) -> float:
     return facts.kv_bytes_per_token * tokens / share / GIB
 
 
+_SWA_PAGE: Final = 256
+
+
 def _swa_gib(work: Workload) -> float:
-    page = 256
-    tails = 4 * work.running if work.prefix_tails is None else work.prefix_tails
-    per_request = SWA_WINDOW + SWA_WINDOW * work.draft_tokens + page
-    tokens = work.running * per_request + 2 * work.chunk + page + tails * (SWA_WINDOW + page)
+    """Return the sliding-window pool: requests, two chunks in flight, cached prefix tails."""
+    tokens = 2 * work.chunk + _SWA_PAGE
+    if work.prefix_tails is not None:
+        tokens += work.prefix_tails * (SWA_WINDOW + _SWA_PAGE)
+    return tokens * SWA_BYTES_PER_TOKEN / GIB + work.running * _swa_request_gib(work)
+
+
+def _swa_request_gib(work: Workload) -> float:
+    """Return what one more request takes: its window, its draft, and four tails by default."""
+    tokens = SWA_WINDOW + SWA_WINDOW * work.draft_tokens + _SWA_PAGE
+    if work.prefix_tails is None:
+        tokens += 4 * (SWA_WINDOW + _SWA_PAGE)
     return tokens * SWA_BYTES_PER_TOKEN / GIB
 
 
@@ -280,7 +291,8 @@ def _remedy(facts: ModelFacts, parallelism: Parallelism, work: Workload, worst: 
     tokens = math.floor((work.kv_tokens - missing / per_token) / page) * page
     if tokens >= work.context:
         return f"set max-total-tokens to {tokens} (or lower)"
-    batch = math.floor(work.graph_batch - missing / GRAPH_GIB_PER_REQUEST)
+    request = GRAPH_GIB_PER_REQUEST + _swa_request_gib(work) * facts.deepseek_v41
+    batch = math.floor(min(work.graph_batch, work.running) - missing / request)
     if batch >= 1:
         return f"set cuda-graph-max-bs-decode and max-running-requests to {batch}"
     prefill = worst.of("prefill") - missing

@@ -86,7 +86,7 @@ def render(cluster: Cluster, loaded: LoadedProfile) -> Rendering:
             for rank in range(count)
         )
         findings += check_budget(facts, parallelism, work, budgets[0], ("profile",))
-    if fabric is None or parallelism is None or work is None:
+    if fabric is None or parallelism is None or work is None or errors(findings):
         return Rendering(None, budgets, tuple(findings))
     nodes = [
         _node(cluster, loaded, facts, fabric, parallelism, rank, budgets[rank])
@@ -95,8 +95,6 @@ def render(cluster: Cluster, loaded: LoadedProfile) -> Rendering:
     findings += check_effective(
         args, nodes[0].env, len(nodes[0].rails), model_v41=facts.deepseek_v41
     )
-    if errors(findings):
-        return Rendering(None, budgets, tuple(findings))
     return Rendering(_plan(cluster, loaded, fabric, parallelism, nodes), budgets, tuple(findings))
 
 

@@ -41,7 +41,7 @@ from spark_appliance.render.arguments import CONFIG_FILE, arguments, argv, workl
 from spark_appliance.render.environment import CACHE_DIRECTORY, environment, generated
 from spark_appliance.render.overrides import check_effective, check_overrides
 from spark_appliance.render.rules import NFS_PORT, check_cluster
-from spark_appliance.render.units import LIMITS, units
+from spark_appliance.render.units import LIMITS, Rank, units
 from spark_appliance.topology import Fabric, Rail, build_fabric
 
 ENGINE: Final = Engine(package="sglang", version="0.5.23")
@@ -49,6 +49,9 @@ ENGINE: Final = Engine(package="sglang", version="0.5.23")
 READY_TIMEOUT: Final = 3600
 """Seconds until a start is given up: published starts take 3 to 25 minutes, and up to 36 after a
 change of topology (field notes of tonyd2wild)."""
+
+PROBE_TIMEOUT: Final = 120
+"""Seconds for one probe: a long prefill of another request delays the answer (field notes 6.4)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +232,22 @@ def _node(
         guard=host.guard(),
         limits=LIMITS,
         cache_directory=CACHE_DIRECTORY,
-        units=units(cables=bool(rails), head=rank == 0, weights=weights, engram=engram),
+        units=units(
+            Rank(
+                name=node.name,
+                rank=rank,
+                tp=parallelism.tp,
+                system=node.system,
+                cables=bool(rails),
+                checkpoint=cluster.model.path,
+                key_file=cluster.api.key_file,
+                ready_timeout=READY_TIMEOUT,
+                probe_timeout=PROBE_TIMEOUT,
+                weights=weights,
+                engram=engram,
+                cache_directory=CACHE_DIRECTORY,
+            )
+        ),
     )
 
 
@@ -279,8 +297,7 @@ def _health(cluster: Cluster) -> HealthPlan:
         generate_body=body,
         interval=10,
         steady_interval=60,
-        # a long prefill of another request delays the answer (field notes 6.4)
-        probe_timeout=120,
+        probe_timeout=PROBE_TIMEOUT,
         ready_timeout=READY_TIMEOUT,
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from clusters import ROOT, document, rendering_of
 
@@ -20,7 +22,7 @@ def test_ranks_cover_every_row_once(tp: int) -> None:
         files = [s for rank in range(tp) for s in shards(TABLES, rank, tp) if s.layer == layer]
         assert files[0].row_start == 0
         assert files[-1].row_end == total
-        for one, two in zip(files, files[1:], strict=False):
+        for one, two in pairwise(files):
             assert one.row_end == two.row_start
 
 

@@ -7,6 +7,7 @@ is ever empty: an empty index means 0, a link-local address that connects to nob
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping
 from typing import Final
 
@@ -76,6 +77,14 @@ _BY_TOPOLOGY: Final[Mapping[TopologyKind, Mapping[str, str]]] = {
 }
 
 
+def _is_ipv4(text: str) -> bool:
+    try:
+        ipaddress.IPv4Address(text)
+    except ValueError:
+        return False
+    return True
+
+
 def hca_list(rails: tuple[Rail, ...]) -> str:
     """Return NCCL's device list; '=' makes it match names exactly instead of by prefix."""
     return "=" + ",".join(f"{rail.rdma}:{RDMA_PORT}" for rail in rails)
@@ -100,8 +109,11 @@ def generated(
             # bootstrap needs every node to reach every other, which only the LAN gives
             "NCCL_SOCKET_IFNAME": lan,
             "GLOO_SOCKET_IFNAME": lan,
-            "SGLANG_LOCAL_IP_NIC": lan,
         }
+        if _is_ipv4(cluster.nodes[rank].address):
+            # the head offers its message queue there. SGLANG_LOCAL_IP_NIC would name the netdev,
+            # but needs the module netifaces, which sglang does not depend on
+            env["SGLANG_HOST_IP"] = cluster.nodes[rank].address
     plugins = []
     if engram_directory is not None:
         plugins.append("spark_engram")

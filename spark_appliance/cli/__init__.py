@@ -64,9 +64,9 @@ def cli() -> None:
 def main() -> None:
     """Run the console script; errors become lines on stderr and an exit status, no tracebacks."""
     try:
-        cli.main(prog_name="spark-appliance", standalone_mode=False)
-    except click.exceptions.Exit as error:
-        sys.exit(error.exit_code)
+        # without its own exit handling click returns the status of an Exit
+        status = cli.main(prog_name="spark-appliance", standalone_mode=False)
+        sys.exit(status if isinstance(status, int) else 0)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)

@@ -12,6 +12,8 @@ from typing import Final
 
 from spark_appliance.model.cluster import Cluster, Scalar
 from spark_appliance.model.findings import Finding, Path, Severity
+from spark_appliance.model.flags import closest_flag, known_flags
+from spark_appliance.model.profile import Profile
 from spark_appliance.render.arguments import ALIASES, OWNED, RANK_LOCAL, override_paths
 
 _SECRET: Final = re.compile(r"(^|_)(API_?KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(_|$)")
@@ -25,11 +27,16 @@ _FOREIGN: Final = (
     "SGLANG_ROCE_",
 )
 _SPECULATIVE_SLOTS: Final = 8
+_PROFILE: Final[Path] = ("profile",)
 
 
-def check_overrides(cluster: Cluster) -> list[Finding]:
-    """Judge everything that the cluster file gives to the engine beyond the profile."""
+def check_overrides(cluster: Cluster, profile: Profile) -> list[Finding]:
+    """Judge everything that the cluster file and the profile give to the engine."""
     findings: list[Finding] = []
+    for name, value in profile.args.items():
+        findings += _flag(cluster, _PROFILE, ALIASES.get(name, name), value, profile.args)
+    for name, text in profile.env.items():
+        findings += _variable(_PROFILE, name, text)
     for path, args in override_paths(cluster):
         for name, value in args.items():
             findings += _flag(cluster, (*path, name), ALIASES.get(name, name), value, args)
@@ -58,6 +65,14 @@ def _flag(  # one rule a paragraph
             path,
             f"--{name} follows from the cluster file",
             f"remove it and set {OWNED[name]}",
+        )
+    elif name not in known_flags():
+        close = closest_flag(name)
+        yield Finding(
+            "engine.unknown-flag",
+            path,
+            f"sglang 0.5.23 has no flag --{name}",
+            f"did you mean {close}?" if close else "see: python3 -m sglang.launch_server --help",
         )
     if name in {"use-ray", "ray-address"}:
         yield Finding(

@@ -71,7 +71,7 @@ def render(cluster: Cluster, loaded: LoadedProfile) -> Rendering:
     """Render a validated cluster with its profile."""
     profile, facts = loaded.profile, loaded.facts
     count = len(cluster.nodes)
-    findings = [*check_cluster(cluster, profile, facts), *check_overrides(cluster)]
+    findings = [*check_cluster(cluster, profile, facts), *check_overrides(cluster, profile)]
     fabric, topology_findings = build_fabric(cluster)
     findings += topology_findings
     args = arguments(profile, cluster, 0)

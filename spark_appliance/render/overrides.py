@@ -6,6 +6,7 @@ the problem catalogue (docs/problems.md).
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -59,6 +60,15 @@ def _flag(  # one rule a paragraph
     value: Scalar | None,
     layer: Mapping[str, Scalar | None],
 ) -> Iterator[Finding]:
+    if isinstance(value, float) and not math.isfinite(value):
+        yield Finding("engine.not-a-number", path, f"--{name} is {value}", "give a finite number")
+    if isinstance(value, str) and (not value.strip() or not value.isprintable()):
+        yield Finding(
+            "engine.bad-text",
+            path,
+            f"--{name} is empty or has control characters: {value!r}",
+            "give one line of text, or null to leave the flag out",
+        )
     if name in OWNED:
         yield Finding(
             "engine.flag-owned",

@@ -559,6 +559,13 @@ def pad(model: ModelSizes, parallel: ParallelSizes) -> Padding:
     width, width_reason = _padded_width(model, parallel)
     experts = _round_up(model.experts, parallel.ep)
     draft_experts = _round_up(model.draft_experts, parallel.ep)
+    for what, count in (("routed", experts), ("draft", draft_experts)):
+        if 0 < count < parallel.tp:
+            # `deepseek_v2.py`, DeepseekV2MoE.__init__.
+            raise PaddingRefusedError(
+                f"tp-pad: SGLang refuses --tp {parallel.tp} with {count} {what} experts; use at "
+                f"most --tp {count}"
+            )
     expert_reason = f"does not divide by --ep-size {parallel.ep}"
     candidates = (
         Change(

@@ -55,7 +55,7 @@ _KEYS: Final = (
 
 
 def _configs(model_config: Any) -> list[Any]:
-    """The configuration objects of a ModelConfig, without repetition."""
+    """List the configuration objects of a ModelConfig, without repetition."""
     found = [model_config.hf_config]
     text = getattr(model_config, "hf_text_config", None)
     if text is not None and text is not found[0]:
@@ -64,7 +64,7 @@ def _configs(model_config: Any) -> list[Any]:
 
 
 def _as_mapping(hf_config: Any) -> dict[str, Any]:
-    """The sizes of the checkpoint, with the plugin's own changes undone."""
+    """Read the sizes of the checkpoint, with the plugin's own changes undone."""
     keys = (
         *_KEYS,
         "head_dim",
@@ -91,6 +91,7 @@ def rewrite_config(model_config: Any, parallel: ParallelSizes) -> Padding:
 
     Raises:
         PaddingRefusedError: not DeepSeek-V4.1, or the sizes cannot be padded exactly.
+
     """
     if not is_padded_family(model_config):
         raise PaddingRefusedError(
@@ -134,6 +135,7 @@ def check_features(padding: Padding, load_format: str, engine: Any) -> None:
 
     Raises:
         PaddingRefusedError: names the option to change.
+
     """
     if not padding.active:
         return
@@ -174,6 +176,7 @@ def wrap_load_weights(model: Any, padding: Padding) -> None:
 
     Raises:
         PaddingRefusedError: the class is unknown.
+
     """
     from spark_tp_pad.padding import Tally, pad_stream
 
@@ -206,7 +209,7 @@ def wrap_load_weights(model: Any, padding: Padding) -> None:
     model.load_weights = load_weights
 
 
-class StartRefused(SystemExit):  # noqa: N818 - it is an exit, not an error to handle
+class StartRefused(SystemExit):
     """Ends the process; the text is the exit message. Not an `Exception`, so nobody swallows it."""
 
 
@@ -227,6 +230,7 @@ def from_server_args(
 
     Raises:
         StartRefused: the model cannot be padded exactly on these ranks.
+
     """
     model_config = original(server_args, *args, **kwargs)
     with _ending_the_process():
@@ -241,6 +245,7 @@ def initialize_model(
 
     Raises:
         StartRefused: the model cannot be padded exactly on these ranks, or not with these options.
+
     """
     with _ending_the_process():
         padding = rewrite_config(model_config, parallel_of_process())

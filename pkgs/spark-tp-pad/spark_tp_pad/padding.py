@@ -13,7 +13,15 @@ from typing import Final
 import torch
 
 from spark_tp_pad.rules import Padding, PaddingRefusedError
-from spark_tp_pad.tensors import NEVER_CHOSEN, Fill, Growth, TensorName, added_experts, growth, parse
+from spark_tp_pad.tensors import (
+    NEVER_CHOSEN,
+    Fill,
+    Growth,
+    TensorName,
+    added_experts,
+    growth,
+    parse,
+)
 
 #: 1.0 in E8M0 (an exponent with bias 127), also when a loader hands the scale on as bytes.
 E8M0_ONE: Final = 127
@@ -27,6 +35,7 @@ def _fill_value(dtype: torch.dtype, fill: Fill, name: str) -> tuple[torch.dtype,
 
     Raises:
         PaddingRefusedError: the dtype cannot hold the value.
+
     """
     if fill is Fill.ONE:
         if dtype in (torch.float8_e8m0fnu, torch.uint8):
@@ -48,11 +57,12 @@ def _fill_value(dtype: torch.dtype, fill: Fill, name: str) -> tuple[torch.dtype,
 
 
 def grow(tensor: torch.Tensor, how: Growth, name: str) -> torch.Tensor:
-    """A copy of `tensor` with axis `how.axis` grown to `how.after`.
+    """Copy `tensor` with axis `how.axis` grown to `how.after`.
 
     Raises:
         PaddingRefusedError: the axis has not the length that the configuration says, or the dtype
             cannot hold the fill.
+
     """
     if tensor.dim() <= how.axis or tensor.shape[how.axis] != how.before:
         raise PaddingRefusedError(
@@ -69,7 +79,7 @@ def grow(tensor: torch.Tensor, how: Growth, name: str) -> torch.Tensor:
 
 
 def _absent_expert(tensor: torch.Tensor, name: TensorName) -> torch.Tensor:
-    """The tensor of an added expert: zero weights, scales of one."""
+    """Make the tensor of an added expert: zero weights, scales of one."""
     fill = Fill.ONE if name.tail.endswith(".scale") else Fill.ZERO
     storage, value = _fill_value(tensor.dtype, fill, name.tail)
     return tensor.view(storage).new_full(tensor.shape, value).view(tensor.dtype)
@@ -101,9 +111,7 @@ def _required_tails(padding: Padding, part: str) -> set[str]:
     rules = LAYER_RULES if part == "layers" else STAGE_RULES
     # The image router bias is absent from text-only checkpoints.
     return {
-        tail
-        for tail, rule in rules.items()
-        if growth(rule, padding) and tail != "ffn.gate.bias_vl"
+        tail for tail, rule in rules.items() if growth(rule, padding) and tail != "ffn.gate.bias_vl"
     }
 
 
@@ -124,6 +132,7 @@ def pad_stream(
 
     Raises:
         PaddingRefusedError: a name has no rule, or a tensor is not what the configuration says.
+
     """
     for name, tensor in weights:
         parsed = parse(name)

@@ -55,6 +55,7 @@ def is_active(environment: Mapping[str, str]) -> bool:
 
     Raises:
         StartRefused: the variable has a value that means neither yes nor no.
+
     """
     value = environment.get(ACTIVATION_VARIABLE, "")
     if value in ("", "0"):
@@ -90,6 +91,7 @@ def check_hook(hook: Hook) -> None:
 
     Raises:
         StartRefused: the engine is not the one that the hook was written for.
+
     """
     try:
         owner, attribute = _resolve(hook.target)
@@ -107,6 +109,7 @@ def check_applied(hook: Hook, registry: Any) -> None:
 
     Raises:
         StartRefused: it did not.
+
     """
     owner, attribute = _resolve(hook.target)
     if hook.target not in registry._patched or not hasattr(
@@ -120,6 +123,7 @@ def register() -> None:
 
     Raises:
         StartRefused: padding was asked for and cannot be guaranteed.
+
     """
     if not is_active(os.environ):
         logger.info("tp-pad: inactive (%s is not 1)", ACTIVATION_VARIABLE)

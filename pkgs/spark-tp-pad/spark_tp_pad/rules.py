@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import lcm
 from typing import Any, Final, Literal
 
 #: The plan sets this variable to "1" on every rank that has to pad.
@@ -57,6 +58,7 @@ class Dimension:
         tensors: Checkpoint tensors that carry it, axis in brackets.
         rule: How a size that does not divide is treated.
         padded_by: Who does it.
+
     """
 
     name: str
@@ -265,6 +267,7 @@ class ModelSizes:
         block: Edge of a square block that shares one scale in dense FP8 weights.
         layers: Layers of the target.
         draft_stages: DSpark stages.
+
     """
 
     heads: int = 64
@@ -288,6 +291,7 @@ class ModelSizes:
 
         Raises:
             PaddingRefusedError: a needed key is missing, or the weights are not square-block FP8.
+
         """
         quantization = config.get("quantization_config") or {}
         block = quantization.get("weight_block_size")
@@ -339,6 +343,7 @@ class ParallelSizes:
         tp: Tensor-parallel ranks (`--tp`).
         ep: Expert-parallel ranks (`--ep-size`), a divisor of `tp`.
         attention_tp: Ranks that split attention; `tp` unless attention is data parallel.
+
     """
 
     tp: int
@@ -398,6 +403,7 @@ class Padding:
         experts: Padded routed experts.
         draft_experts: Padded DSpark experts.
         changes: What differs from the checkpoint, and why.
+
     """
 
     model: ModelSizes
@@ -417,9 +423,7 @@ class Padding:
 
     def config_overrides(self) -> dict[str, int]:
         """Keys of the flat configuration that the engine has to see, with their padded sizes."""
-        return {
-            change.key: change.after for change in self.changes if change.padded_by == "plugin"
-        }
+        return {change.key: change.after for change in self.changes if change.padded_by == "plugin"}
 
     def describe(self) -> list[str]:
         """Lines for the log; never empty."""
@@ -491,6 +495,7 @@ def _padded_groups(model: ModelSizes, ranks: int) -> tuple[int, str]:
 
     Raises:
         PaddingRefusedError: the heads do not form whole groups, or a share would cut a scale block.
+
     """
     if model.groups < 1 or model.heads % model.groups:
         raise PaddingRefusedError(
@@ -532,7 +537,7 @@ def _padded_width(model: ModelSizes, parallel: ParallelSizes) -> tuple[int, str]
     shared_unit = model.block * parallel.tp
     if parallel.tp > 1 and model.shared_experts and width % shared_unit:
         # Both experts read one key of the configuration, so the width has to suit both.
-        both = unit * shared_unit // _gcd(unit, shared_unit)
+        both = lcm(unit, shared_unit)
         reason = reason or (
             f"a rank's share of the shared expert's {width} is no multiple of the scale block "
             f"{model.block}"
@@ -541,17 +546,12 @@ def _padded_width(model: ModelSizes, parallel: ParallelSizes) -> tuple[int, str]
     return width, reason
 
 
-def _gcd(a: int, b: int) -> int:
-    while b:
-        a, b = b, a % b
-    return a
-
-
 def pad(model: ModelSizes, parallel: ParallelSizes) -> Padding:
-    """Padded sizes of `model` on `parallel`.
+    """Compute the padded sizes of `model` on `parallel`.
 
     Raises:
         PaddingRefusedError: a size cannot be padded exactly; the text says which and why.
+
     """
     groups, group_reason = _padded_groups(model, parallel.attention_tp)
     heads = groups * model.heads_per_group

@@ -53,6 +53,7 @@ class TensorRule:
         axis: Axis that grows, or None.
         extent: Length of that axis for given sizes.
         fill: What the added part holds.
+
     """
 
     dimension: str = ""
@@ -245,6 +246,7 @@ class TensorName:
         expert: Routed expert, or -1.
         tail: Rest of the name, the expert's number as `*`.
         rule: The rule of the tensor.
+
     """
 
     part: str
@@ -254,7 +256,7 @@ class TensorName:
     rule: TensorRule
 
     def of_expert(self, expert: int) -> str:
-        """The same tensor of another routed expert."""
+        """Name the same tensor of another routed expert."""
         return f"{self.part}.{self.index}.{self.tail.replace('*', str(expert))}"
 
 
@@ -263,6 +265,7 @@ def parse(name: str) -> TensorName:
 
     Raises:
         PaddingRefusedError: no rule knows the name.
+
     """
     part, index, expert, tail = "", -1, -1, name
     table = TOP_RULES

@@ -40,7 +40,7 @@ def require_engine() -> None:
         import sglang
         import sglang.srt.model_loader.loader
         import sglang.srt.models.deepseek_v4
-        import sglang.srt.models.deepseek_v4_dspark  # noqa: F401
+        import sglang.srt.models.deepseek_v4_dspark
     except ImportError as error:
         pytest.skip(reason + str(error))
     if getattr(sglang, "__version__", "") != "0.5.23":
@@ -264,9 +264,7 @@ def engine_rank(
     with ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         # The hasher needs a tokenizer and the rotary tables have no CPU form; neither has weights.
-        patch.setattr(
-            engram.EngramHasher, "from_config", classmethod(lambda *_, **__: nn.Module())
-        )
+        patch.setattr(engram.EngramHasher, "from_config", classmethod(lambda *_, **__: nn.Module()))
         patch.setattr(deepseek_v4, "get_rope_wrapper", lambda *_, **__: nn.Module())
         stack.enter_context(get_parallel().override(**groups))
         yield Rank(arguments, tp, rank)

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
+from torch.nn.functional import silu
 
 #: E2M1, the element format of MXFP4 (OCP Microscaling Formats v1.0, section 5.3.3).
 FP4_VALUES = torch.tensor(
@@ -147,12 +147,10 @@ def _attention_part(
 def _swiglu(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor) -> torch.Tensor:
     gate = exact_matmul(x, w1) * 2.0**-5
     up = exact_matmul(x, w3) * 2.0**-5
-    return activation(F.silu(gate.clamp(max=10.0)) * up.clamp(-10.0, 10.0))
+    return activation(silu(gate.clamp(max=10.0)) * up.clamp(-10.0, 10.0))
 
 
-def route(
-    share: BlockShare, x: torch.Tensor, top_k: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def route(share: BlockShare, x: torch.Tensor, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Expert numbers and weights: sqrt(softplus(logit)), the bias only for the choice."""
     logits = exact_matmul(x, share.gate) * 2.0**-6
     columns = [

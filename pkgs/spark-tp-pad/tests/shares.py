@@ -11,7 +11,6 @@ from collections.abc import Iterable
 import torch
 from manifest import Checkpoint, Tensor, tensors
 from reference import BlockShare, Share, dequantise_fp4, dequantise_fp8
-
 from spark_tp_pad.rules import ModelSizes, Padding
 
 #: Sizes with the structure of the model: 8 groups of 8 heads, blocks of 32, an index-and-cache

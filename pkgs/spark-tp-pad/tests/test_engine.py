@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +16,6 @@ from engine_shares import read
 from manifest import Checkpoint, tensors
 from reference import draft, target
 from shares import SMALL, checkpoint
-
 from spark_tp_pad.rules import ModelSizes, ParallelSizes, pad
 
 TOKENS = torch.tensor([3, 999, 0, 512, 640, 77])
@@ -51,9 +52,7 @@ def whole(weights, tmp_path_factory):
 
 
 @pytest.mark.parametrize("loader", ["cpu", "accelerator"])
-@pytest.mark.parametrize(
-    ("tp", "ep"), [(2, 1), (3, 1), (3, 3), (4, 1), (4, 2), (5, 1), (5, 5)]
-)
+@pytest.mark.parametrize(("tp", "ep"), [(2, 1), (3, 1), (3, 3), (4, 1), (4, 2), (5, 1), (5, 5)])
 def test_equal_to_the_whole_model(engine, weights, whole, tp, ep, loader, monkeypatch):
     from sglang.srt.layers.moe.fused_moe_triton import FusedMoE
 
@@ -72,7 +71,6 @@ def test_equal_to_the_whole_model(engine, weights, whole, tp, ep, loader, monkey
 def test_without_the_plugin_three_ranks_do_not_start(tmp_path, monkeypatch):
     require_engine()
     from sglang.srt.plugins.hook_registry import HookRegistry
-
     from spark_tp_pad.plugin import HOOKS, _resolve
 
     # Undo the hooks of earlier tests for this one.
@@ -194,7 +192,8 @@ def test_expert_width_suits_the_cutlass_kernel(engine, tp, ep, width):
     assert width % 128 == 0
 
 
-def test_cropping_of_the_engine(engine):
+@pytest.mark.usefixtures("engine")
+def test_cropping_of_the_engine():
     from sglang.srt.layers.logits_processor import LogitsProcessor
 
     logits = torch.cat([-torch.ones(2, 1000), torch.zeros(2, 152)], 1)
@@ -203,7 +202,8 @@ def test_cropping_of_the_engine(engine):
     assert cut.shape == (2, 1000)
 
 
-def test_draft_sampling_of_the_engine_skips_padded_entries(engine, monkeypatch):
+@pytest.mark.usefixtures("engine")
+def test_draft_sampling_of_the_engine_skips_padded_entries(monkeypatch):
     from sglang.kernels.ops.speculative.dspark.markov_sample import MarkovSampleStep
     from sglang.srt.models import dspark
 
@@ -266,7 +266,7 @@ def test_a_model_that_cannot_be_padded_ends_the_process(engine):
         pass
 
 
-def test_a_broken_plugin_ends_every_engine_process(tmp_path):
+def test_a_broken_plugin_ends_every_engine_process():
     require_engine()
     # load_plugins logs exceptions and goes on; this one must not be of that kind.
     code = (
@@ -278,12 +278,12 @@ def test_a_broken_plugin_ends_every_engine_process(tmp_path):
         "load_plugins()\n"
         "print('the engine would have started')\n"
     )
-    result = subprocess.run(  # noqa: S603
+    result = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path.parent) and __file__.rsplit("/", 1)[0]],
         capture_output=True,
         text=True,
         check=False,
-        env={**__import__("os").environ, "SPARK_TP_PAD": "1"},
+        env={**os.environ, "SPARK_TP_PAD": "1"},
     )
     assert result.returncode == 1
     assert "would have started" not in result.stdout

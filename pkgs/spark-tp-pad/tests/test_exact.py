@@ -7,11 +7,10 @@ the engine's own layers in `test_engine.py`.
 from __future__ import annotations
 
 import pytest
+import spark_tp_pad.padding
 import torch
 from reference import draft, gather_logits, route, target
 from shares import SMALL, checkpoint, split
-
-import spark_tp_pad.padding
 from spark_tp_pad.padding import pad_stream
 from spark_tp_pad.rules import ParallelSizes, pad
 from spark_tp_pad.tensors import Fill

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from spark_tp_pad.padding import grow
 from spark_tp_pad.rules import PaddingRefusedError
 from spark_tp_pad.tensors import NEVER_CHOSEN, Fill, Growth

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
+import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
-
 from spark_tp_pad import engine, plugin
 from spark_tp_pad.engine import StartRefused
 from spark_tp_pad.rules import ModelSizes, PaddingRefusedError, ParallelSizes, pad
 
 
-@pytest.mark.parametrize(("value", "active"), [(None, False), ("", False), ("0", False), ("1", True)])
+@pytest.mark.parametrize(
+    ("value", "active"), [(None, False), ("", False), ("0", False), ("1", True)]
+)
 def test_activation(value, active):
     environment = {} if value is None else {"SPARK_TP_PAD": value}
     assert plugin.is_active(environment) is active
@@ -53,13 +55,13 @@ def _install(monkeypatch, **functions):
     module = ModuleType("fake_engine")
     for name, function in functions.items():
         setattr(module, name, function)
-    monkeypatch.setitem(__import__("sys").modules, "fake_engine", module)
+    monkeypatch.setitem(sys.modules, "fake_engine", module)
     return module
 
 
 def test_missing_hook_target_is_refused(monkeypatch):
     _install(monkeypatch)
-    with pytest.raises(StartRefused, match="no usable fake_engine.build"):
+    with pytest.raises(StartRefused, match=r"no usable fake_engine\.build"):
         plugin.check_hook(plugin.Hook("fake_engine.build", ("config",), print))
     with pytest.raises(StartRefused, match="no usable no_such_package"):
         plugin.check_hook(plugin.Hook("no_such_package.x", (), print))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from spark_tp_pad.rules import (
     DIMENSIONS,
     KERNEL_HEAD_COUNTS,
@@ -59,13 +58,12 @@ def test_sizes_that_divide_are_left_alone_and_it_says_so(tp, ep):
 
 
 def test_three_ranks_in_words():
+    why = "8 groups do not divide by 3; 32 heads a rank"
     assert pad(FLASH, ParallelSizes(3)).describe() == [
-        "tp-pad: attention heads 64 -> 96 (32 on each of 3 ranks; 8 groups do not divide by 3; "
-        "32 heads a rank)",
-        "tp-pad: output groups 8 -> 12 (4 on each of 3 ranks; 8 groups do not divide by 3; "
-        "32 heads a rank)",
-        "tp-pad: vocabulary 129280 -> 129408 (43136 on each of 3 ranks; by SGLang itself; the "
-        "added logits are cut off before sampling)",
+        f"tp-pad: attention heads 64 -> 96 (32 on each of 3 ranks; {why})",
+        f"tp-pad: output groups 8 -> 12 (4 on each of 3 ranks; {why})",
+        "tp-pad: vocabulary 129280 -> 129408 (43136 on each of 3 ranks; "
+        + "by SGLang itself; the added logits are cut off before sampling)",
     ]
 
 
@@ -123,7 +121,7 @@ def test_refused_ranks(arguments, text):
         ParallelSizes(*arguments)
 
 
-def test_config_nested_and_flat(tmp_path):
+def test_config_nested_and_flat():
     from engine_harness import config_json
     from manifest import Checkpoint
 

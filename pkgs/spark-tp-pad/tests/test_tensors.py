@@ -8,7 +8,6 @@ import pytest
 import torch
 from engine_harness import DTYPES
 from manifest import Checkpoint, tensors
-
 from spark_tp_pad.padding import Tally, pad_stream
 from spark_tp_pad.rules import DIMENSIONS, ModelSizes, PaddingRefusedError, ParallelSizes, pad
 from spark_tp_pad.tensors import (

@@ -1,9 +1,9 @@
 """The full name, dtype and shape list of DeepSeek-V4.1-Flash, or of a small model built like it.
 
 Sources: 96,085 tensors, 2,401 of them `mtp.*`, shapes of experts and Engram (gb10-field-notes,
-section 3.1); sizes of config.json; names as SGLang 0.5.23 maps them
-(`deepseek_v4.py:remap_weight_name_to_dpsk_hf_format`, `deepseek_v41_vit.py`,
-`deepseek_v4_dspark.py:_remap_dspark_weight_name`). The generated list has exactly the published counts and the published
+section 3.1); sizes of config.json; names as SGLang 0.5.23 maps them (`deepseek_v4.py`,
+`remap_weight_name_to_dpsk_hf_format`; `deepseek_v41_vit.py`; `deepseek_v4_dspark.py`,
+`_remap_dspark_weight_name`). The generated list has exactly the published counts and the published
 byte total, which pins every name and shape that is not in the notes.
 """
 

@@ -279,7 +279,7 @@ def test_a_broken_plugin_ends_every_engine_process():
         "print('the engine would have started')\n"
     )
     result = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path.parent) and __file__.rsplit("/", 1)[0]],
+        [sys.executable, "-c", code, str(Path(__file__).parent)],
         capture_output=True,
         text=True,
         check=False,

@@ -59,11 +59,11 @@ def test_sizes_that_divide_are_left_alone_and_it_says_so(tp, ep):
 
 def test_three_ranks_in_words():
     why = "8 groups do not divide by 3; 32 heads a rank"
+    engine = "by SGLang itself; the added logits are cut off before sampling"
     assert pad(FLASH, ParallelSizes(3)).describe() == [
         f"tp-pad: attention heads 64 -> 96 (32 on each of 3 ranks; {why})",
         f"tp-pad: output groups 8 -> 12 (4 on each of 3 ranks; {why})",
-        "tp-pad: vocabulary 129280 -> 129408 (43136 on each of 3 ranks; "
-        + "by SGLang itself; the added logits are cut off before sampling)",
+        f"tp-pad: vocabulary 129280 -> 129408 (43136 on each of 3 ranks; {engine})",
     ]
 
 

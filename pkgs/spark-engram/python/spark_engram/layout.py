@@ -131,9 +131,6 @@ def shard_range(
 def tables_from_config(config: Mapping[str, object]) -> tuple[Table, ...]:
     """The Engram tables that a checkpoint's ``config.json`` describes.
 
-    The column sizes are primes drawn in (layer, n-gram order, head) order; each order
-    starts again above ``engram_vocab_size - 1`` and skips the primes already used.
-
     Raises:
         UsageError: a needed key is missing or of the wrong type, or the primes do not sum
             to ``engram_num_embeddings``.
@@ -155,11 +152,9 @@ def tables_from_config(config: Mapping[str, object]) -> tuple[Table, ...]:
         raise UsageError(f"config.json: engram_head_dim is {dim}; only {WEIGHT_BYTES} is supported")
     if not (1 <= orders <= 16 and 1 <= heads <= 64 and 1 <= vocab < 2**40):
         raise UsageError("config.json: the engram_* sizes are out of range")
-    used: set[int] = set()
     tables = []
-    for layer, size in zip(layers, sizes, strict=True):
-        primes = list(chain.from_iterable(_primes(vocab, heads, used) for _ in range(orders)))
-        bounds = (0, *accumulate(primes))
+    every = column_bounds(vocab, len(layers), orders=orders, heads=heads)
+    for layer, size, bounds in zip(layers, sizes, every, strict=True):
         if bounds[-1] != size:
             raise UsageError(
                 f"config.json: layer {layer} has {size} Engram rows but its hash columns "
@@ -167,6 +162,21 @@ def tables_from_config(config: Mapping[str, object]) -> tuple[Table, ...]:
             )
         tables.append(Table(layer, size, bounds))
     return tuple(tables)
+
+
+def column_bounds(
+    vocab: int, layers: int, *, orders: int, heads: int
+) -> list[tuple[int, ...]]:
+    """The column bounds of each of ``layers`` tables: prefix sums of the column sizes.
+
+    The column sizes are primes drawn in (layer, n-gram order, head) order; each order starts
+    again above ``vocab - 1`` and skips the primes already used.
+    """
+    used: set[int] = set()
+    return [
+        (0, *accumulate(chain.from_iterable(_primes(vocab, heads, used) for _ in range(orders))))
+        for _ in range(layers)
+    ]
 
 
 def page_count(rows: int) -> int:

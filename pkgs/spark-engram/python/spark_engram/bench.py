@@ -60,6 +60,7 @@ def run(
     Raises:
         UsageError: the file holds no rows.
         MismatchError, ReadError: from the row store.
+
     """
     options = replace(options, max_ids=max(*batches, options.max_ids))
     generator = np.random.default_rng(seed)
@@ -100,10 +101,11 @@ def measure(
 def fio_randread(
     path: Path, depth: int, seconds: float, *, engine: str = "io_uring", jobs: int = 1
 ) -> float | None:
-    """fio's 4 KiB O_DIRECT random-read IOPS on ``path``; None where fio is not installed.
+    """Fio's 4 KiB O_DIRECT random-read IOPS on ``path``; None where fio is not installed.
 
     Raises:
         EngramError: fio failed.
+
     """
     fio = shutil.which("fio")
     if fio is None:
@@ -130,7 +132,7 @@ def fio_randread(
 
 
 def text(result: BenchResult) -> str:
-    """The result as a table."""
+    """Return the result as a table."""
     lines = [f"{result.file}: {result.backend}, depth {result.depth}"]
     if result.note:
         lines.append(f"note: {result.note}")

@@ -26,23 +26,12 @@ FOLDER_VARIABLE = "SPARK_ENGRAM_DIR"
 REVISION_VARIABLE = "SPARK_ENGRAM_REVISION"
 
 
-def expected(table: Table, tp: int, rank: int, revision: str, config_sha256: str) -> Identity:
-    """The identity that SGLang 0.5.23 needs of one rank's file."""
-    return Identity.of(
-        table,
-        tp=tp,
-        rank=rank,
-        layout=geometry.engine_layout(table.columns, tp),
-        revision=revision,
-        config_sha256=config_sha256,
-    )
-
-
 def find(folder: Path, table: Table, tp: int, rank: int) -> tuple[Path, Identity]:
-    """The packed file of ``table`` for a rank, complete with its receipt.
+    """Return the packed file of ``table`` for a rank, complete with its receipt.
 
     Raises:
         MismatchError: it is missing, unfinished, damaged or of another table or rank.
+
     """
     path = folder / geometry.file_name(table.layer, rank, tp)
     if not path.exists():
@@ -73,18 +62,21 @@ def matching(
     revision: str | None,
     config_sha256: str | None,
 ) -> Path:
-    """The packed file that fits all of these; None means whatever the file says.
+    """Return the packed file that SGLang 0.5.23 needs; None means whatever the file says.
 
     Raises:
         MismatchError: it is missing, or differs; the message names both sides.
+
     """
     path, identity = find(folder, table, tp, rank)
-    wanted = expected(
+    wanted = Identity.of(
         table,
-        tp,
-        rank,
-        identity.revision if revision is None else revision,
-        identity.config_sha256 if config_sha256 is None else config_sha256,
+        tp=tp,
+        rank=rank,
+        layout=geometry.engine_layout(table.columns, tp),
+        revision=identity.revision if revision is None else revision,
+        config_sha256=identity.config_sha256 if config_sha256 is None else config_sha256,
+        segment_pages=identity.segment_pages,
     )
     packed.require(identity, wanted, str(path))
     return path
@@ -114,13 +106,16 @@ def engine_side(
     Raises:
         UsageError: the plugin would not be loaded, or a variable is wrong.
         MismatchError: a packed file is missing or does not fit.
+
     """
     problem = entry_point_problem(environment)
     if problem:
         raise UsageError(problem)
     folder = environment.get(FOLDER_VARIABLE, "")
     if not folder:
-        raise UsageError(f"{FOLDER_VARIABLE} is not set: the engine would load the tables to memory")
+        raise UsageError(
+            f"{FOLDER_VARIABLE} is not set: the engine would hold the tables in memory"
+        )
     if not Path(folder).is_dir():
         raise UsageError(f"{FOLDER_VARIABLE}={folder}: no such folder")
     options = StoreOptions.from_environment(environment)
@@ -163,7 +158,7 @@ def _probe(store: RowStore) -> None:
 
 
 def text(facts: Mapping[str, object]) -> str:
-    """The facts for a person."""
+    """Return the facts for a person."""
     files = facts["files"]
     if not isinstance(files, list):
         raise EngramError("no files in the facts")

@@ -21,7 +21,7 @@ TENSOR_NAME = re.compile(r"(?:model\.)?layers\.(\d+)\.engram\.embed\.(weight|sca
 
 
 def tensor_name(layer: int, part: str) -> str:
-    """The published name of a table's ``weight`` or ``scale``."""
+    """Return the published name of a table's ``weight`` or ``scale``."""
     return f"layers.{layer}.engram.embed.{part}"
 
 
@@ -48,6 +48,7 @@ class Checkpoint:
 
         Raises:
             UsageError: there is no readable ``config.json``, or no Engram in it.
+
         """
         path = folder / CONFIG_FILE
         try:
@@ -65,10 +66,11 @@ class Checkpoint:
         return cls(folder, hashlib.sha256(raw).hexdigest(), geometry.tables_from_config(config))
 
     def table(self, layer: int) -> Table:
-        """The table of ``layer``.
+        """Return the table of ``layer``.
 
         Raises:
             UsageError: that layer has no Engram.
+
         """
         for table in self.tables:
             if table.layer == layer:
@@ -81,6 +83,7 @@ class Checkpoint:
 
         Raises:
             SourceError: a shard is missing or truncated, or a tensor has another type or shape.
+
         """
         shapes = {
             "weight": ("F8_E4M3", (table.total_rows, geometry.WEIGHT_BYTES)),
@@ -119,7 +122,7 @@ class Checkpoint:
 
 
 def detect_revision(folder: Path) -> str:
-    """The revision a Hugging Face download left behind, or an empty string.
+    """Return the revision a Hugging Face download left behind, or an empty string.
 
     Known from the folder's name in a hub cache (``snapshots/<commit>``) or from the metadata
     of a download into a plain folder (``.cache/huggingface/download/config.json.metadata``,

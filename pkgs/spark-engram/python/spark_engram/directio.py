@@ -35,6 +35,7 @@ class DirectFile:
 
         Raises:
             OSError: it cannot be opened at all.
+
         """
         if direct:
             try:
@@ -52,6 +53,7 @@ class DirectFile:
 
         Raises:
             OSError: the read failed.
+
         """
         done = 0
         while done < len(view):
@@ -75,6 +77,7 @@ class DirectFile:
 
         Raises:
             OSError: the write failed; ENOSPC among others.
+
         """
         done = 0
         while done < len(view):
@@ -105,6 +108,7 @@ def sync_folder(folder: Path) -> None:
 
     Raises:
         OSError: the folder cannot be synced.
+
     """
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

@@ -27,6 +27,7 @@ class FakeSpec:
         heads: hash heads per order.
         seed: of the random table contents.
         misalign: bytes of padding tensor in front, to move the tables off page boundaries.
+
     """
 
     rows_per_column: int = 1000
@@ -38,7 +39,7 @@ class FakeSpec:
 
 
 def config_for(spec: FakeSpec) -> dict[str, object]:
-    """The ``config.json`` of a fake checkpoint."""
+    """Return the ``config.json`` of a fake checkpoint."""
     base: dict[str, object] = {
         "architectures": ["DeepseekV41ForCausalLM"],
         "model_type": "deepseek_v41",
@@ -63,13 +64,9 @@ def table_arrays(table: Table, seed: int) -> tuple[np.ndarray, np.ndarray]:
     Weights avoid the two NaN codes of F8_E4M3 (0x7f, 0xff); scales stay within 2**-15..2**15.
     """
     generator = np.random.default_rng([seed, table.layer])
-    weights = generator.integers(
-        0, 256, (table.total_rows, geometry.WEIGHT_BYTES), dtype=np.uint8
-    )
+    weights = generator.integers(0, 256, (table.total_rows, geometry.WEIGHT_BYTES), dtype=np.uint8)
     weights[(weights & 0x7F) == 0x7F] = 0x7E
-    scales = generator.integers(
-        112, 143, (table.total_rows, geometry.SCALE_BYTES), dtype=np.uint8
-    )
+    scales = generator.integers(112, 143, (table.total_rows, geometry.SCALE_BYTES), dtype=np.uint8)
     return weights, scales
 
 
@@ -81,6 +78,7 @@ def write_checkpoint(folder: Path, spec: FakeSpec) -> tuple[Table, ...]:
     Raises:
         OSError: it could not be written.
         UsageError: the spec makes no valid table.
+
     """
     folder.mkdir(parents=True, exist_ok=True)
     config = config_for(spec)

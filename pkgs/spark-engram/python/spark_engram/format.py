@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from pathlib import Path
 
 from spark_engram import layout as geometry
@@ -16,7 +17,7 @@ from spark_engram.layout import Layout, RowRange, Table
 
 MAGIC = b"SPENGRAM"
 VERSION = 1
-#: Pages that one checksum of the receipt covers: 64 MiB.
+#: Pages that one checksum of the receipt covers, unless a file's header says otherwise: 64 MiB.
 SEGMENT_PAGES = 16384
 MAX_COLUMNS = 255
 _REVISION_BYTES = 64
@@ -39,7 +40,7 @@ _CRC_TABLE = _crc_table()
 
 
 def crc32c(data: bytes, seed: int = 0) -> int:
-    """CRC-32C (Castagnoli, RFC 3720 appendix B.4) of a few KiB; slow on purpose-free data.
+    """CRC-32C (Castagnoli, RFC 3720 appendix B.4) of a few KiB; slowly and without the native core.
 
     Bulk data is checked by the native core with the same polynomial.
     """
@@ -67,12 +68,21 @@ class Identity:
     column_bounds: tuple[int, ...]
     revision: str
     config_sha256: str
+    segment_pages: int = SEGMENT_PAGES
 
     @classmethod
     def of(
-        cls, table: Table, *, tp: int, rank: int, layout: Layout, revision: str, config_sha256: str
+        cls,
+        table: Table,
+        *,
+        tp: int,
+        rank: int,
+        layout: Layout,
+        revision: str,
+        config_sha256: str,
+        segment_pages: int = SEGMENT_PAGES,
     ) -> Identity:
-        """The identity of one rank's file of ``table``."""
+        """Return the identity of one rank's file of ``table``."""
         owned = geometry.shard_range(table.total_rows, table.column_bounds, rank, tp, layout)
         return cls(
             layer=table.layer,
@@ -85,6 +95,7 @@ class Identity:
             column_bounds=table.column_bounds,
             revision=revision,
             config_sha256=config_sha256,
+            segment_pages=segment_pages,
         )
 
     @property
@@ -96,6 +107,16 @@ class Identity:
     def pages(self) -> int:
         """Row pages in this file."""
         return geometry.page_count(self.rows.rows)
+
+    @property
+    def segments(self) -> int:
+        """Checksummed segments in this file."""
+        return -(-self.pages // self.segment_pages)
+
+    @property
+    def segment_rows(self) -> int:
+        """Rows of a full segment."""
+        return self.segment_pages * geometry.ROWS_PER_PAGE
 
     @property
     def file_bytes(self) -> int:
@@ -114,10 +135,11 @@ class Identity:
 
 
 def encode(identity: Identity) -> bytes:
-    """The 4096 header bytes of ``identity``.
+    """Return the 4096 header bytes of ``identity``.
 
     Raises:
         ValueError: a field does not fit (more than 255 columns, a long revision).
+
     """
     body = _fixed(identity, identity.file_id) + _bounds(identity)
     body = body.ljust(_CRC_AT, b"\0")
@@ -129,6 +151,7 @@ def decode(header: bytes, name: str) -> Identity:
 
     Raises:
         MismatchError: not a packed file, another version, damaged, or inconsistent.
+
     """
     if len(header) < geometry.HEADER_BYTES:
         raise MismatchError(f"{name}: {len(header)} bytes is too short for a header; pack it again")
@@ -158,31 +181,34 @@ def decode(header: bytes, name: str) -> Identity:
         ("scale bytes", scale_bytes, geometry.SCALE_BYTES),
         ("page bytes", page_bytes, geometry.PAGE_BYTES),
         ("rows per page", rows_per_page, geometry.ROWS_PER_PAGE),
-        ("segment pages", segment_pages, SEGMENT_PAGES),
     )
     for what, found, wanted in expected:
         if found != wanted:
             raise MismatchError(f"{name}: {what} is {found}, version {VERSION} has {wanted}")
-    if not 1 <= columns <= MAX_COLUMNS or layout not in (1, 2):
-        raise MismatchError(f"{name}: {columns} columns, layout id {layout}: not a valid header")
+    if not 1 <= columns <= MAX_COLUMNS or layout not in (1, 2) or segment_pages == 0:
+        raise MismatchError(
+            f"{name}: {columns} columns, layout id {layout}, {segment_pages} segment pages: "
+            "not a valid header"
+        )
+    revision = revision.rstrip(b"\0")
+    if b"\0" in revision or not revision.isascii():
+        raise MismatchError(f"{name}: the revision is not ASCII text: not a valid header")
     bounds = struct.unpack_from(f"<{columns + 1}Q", header, _BOUNDS_AT)
     if any(header[_BOUNDS_AT + 8 * (columns + 1) : _CRC_AT]):
         raise MismatchError(f"{name}: reserved header bytes are not zero: not a valid header")
-    try:
-        identity = Identity(
-            layer=layer,
-            tp=tp,
-            rank=rank,
-            layout=Layout(layout),
-            row_start=start,
-            row_end=end,
-            total_rows=total,
-            column_bounds=bounds,
-            revision=revision.rstrip(b"\0").decode("ascii"),
-            config_sha256=config.hex(),
-        )
-    except UnicodeDecodeError:
-        raise MismatchError(f"{name}: the revision is not ASCII: not a valid header") from None
+    identity = Identity(
+        layer=layer,
+        tp=tp,
+        rank=rank,
+        layout=Layout(layout),
+        row_start=start,
+        row_end=end,
+        total_rows=total,
+        column_bounds=bounds,
+        revision=revision.decode("ascii"),
+        config_sha256=config.hex(),
+        segment_pages=segment_pages,
+    )
     _check(identity, name, pages=pages, size=size, file_id=file_id)
     return identity
 
@@ -192,6 +218,7 @@ def read_identity(path: Path) -> Identity:
 
     Raises:
         MismatchError: the file is missing, is no valid packed file, or has the wrong size.
+
     """
     try:
         with path.open("rb") as stream:
@@ -215,6 +242,7 @@ def require(found: Identity, wanted: Identity, name: str) -> None:
 
     Raises:
         MismatchError: any field of the identities differs.
+
     """
     differences = []
     for field in fields(Identity):
@@ -255,7 +283,7 @@ def _fixed(identity: Identity, file_id: int) -> bytes:
         len(identity.column_bounds) - 1,
         identity.pages,
         identity.file_bytes,
-        SEGMENT_PAGES,
+        identity.segment_pages,
         file_id,
         bytes.fromhex(identity.config_sha256),
         revision,
@@ -273,7 +301,7 @@ def _check(identity: Identity, name: str, *, pages: int, size: int, file_id: int
         and identity.row_start <= identity.row_end <= identity.total_rows
         and bounds[0] == 0
         and bounds[-1] == identity.total_rows
-        and all(low <= high for low, high in zip(bounds, bounds[1:], strict=False))
+        and all(low <= high for low, high in pairwise(bounds))
         and (pages, size) == (identity.pages, identity.file_bytes)
         and identity.total_rows < 2**40
     )

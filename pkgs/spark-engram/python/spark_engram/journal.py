@@ -44,6 +44,7 @@ class Journal:
             BusyError: another process has it open.
             MismatchError: it was begun for another file or source and ``restart`` is false.
             TargetError: it cannot be written.
+
         """
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -90,6 +91,7 @@ class Journal:
 
         Raises:
             OSError: it could not be written.
+
         """
         self._append({"segment": len(self.checksums), "checksum": f"{checksum:08x}"})
         self.checksums.append(checksum)
@@ -117,7 +119,7 @@ class Journal:
 
 
 def parse(raw: bytes) -> tuple[Start | None, list[int], int]:
-    """The start, the finished segments' checksums, and the length of the valid prefix.
+    """Return the start, the finished segments' checksums, and the length of the valid prefix.
 
     Anything from the first torn or damaged line on is ignored.
     """

@@ -103,17 +103,18 @@ class Table:
 
 
 def engine_layout(columns: int, tp: int) -> Layout:
-    """The layout SGLang 0.5.23 uses: columns when they divide evenly, else equal rows."""
+    """Return the layout SGLang 0.5.23 uses: columns when they divide evenly, else equal rows."""
     return Layout.COLUMNS if columns % tp == 0 else Layout.ROWS
 
 
 def shard_range(
     total_rows: int, column_bounds: Sequence[int], rank: int, tp: int, layout: Layout
 ) -> RowRange:
-    """The rows that ``rank`` of ``tp`` owns under ``layout``.
+    """Return the rows that ``rank`` of ``tp`` owns under ``layout``.
 
     Raises:
         UsageError: the rank is outside ``0..tp-1``, or the columns do not divide by ``tp``.
+
     """
     if tp < 1 or not 0 <= rank < tp:
         raise UsageError(f"rank {rank} of {tp} does not exist; ranks are 0 to {tp - 1}")
@@ -129,11 +130,12 @@ def shard_range(
 
 
 def tables_from_config(config: Mapping[str, object]) -> tuple[Table, ...]:
-    """The Engram tables that a checkpoint's ``config.json`` describes.
+    """Return the Engram tables that a checkpoint's ``config.json`` describes.
 
     Raises:
         UsageError: a needed key is missing or of the wrong type, or the primes do not sum
             to ``engram_num_embeddings``.
+
     """
     text = config.get("text_config")
     values: dict[str, object] = {**text, **config} if isinstance(text, Mapping) else {**config}
@@ -164,10 +166,8 @@ def tables_from_config(config: Mapping[str, object]) -> tuple[Table, ...]:
     return tuple(tables)
 
 
-def column_bounds(
-    vocab: int, layers: int, *, orders: int, heads: int
-) -> list[tuple[int, ...]]:
-    """The column bounds of each of ``layers`` tables: prefix sums of the column sizes.
+def column_bounds(vocab: int, layers: int, *, orders: int, heads: int) -> list[tuple[int, ...]]:
+    """Return the column bounds of each of ``layers`` tables: prefix sums of the column sizes.
 
     The column sizes are primes drawn in (layer, n-gram order, head) order; each order starts
     again above ``vocab - 1`` and skips the primes already used.
@@ -180,7 +180,7 @@ def column_bounds(
 
 
 def page_count(rows: int) -> int:
-    """Number of 4 KiB row pages that hold ``rows`` rows."""
+    """Return number of 4 KiB row pages that hold ``rows`` rows."""
     return -(-rows // ROWS_PER_PAGE)
 
 
@@ -190,12 +190,12 @@ def file_bytes(rows: int) -> int:
 
 
 def file_name(layer: int, rank: int, tp: int) -> str:
-    """The packed file's name, ``engram-l<layer>-r<rank>of<tp>.bin``."""
+    """Return the packed file's name, ``engram-l<layer>-r<rank>of<tp>.bin``."""
     return f"engram-l{layer}-r{rank}of{tp}.bin"
 
 
 def receipt_name(layer: int, rank: int, tp: int) -> str:
-    """The name of the receipt beside the packed file."""
+    """Return the name of the receipt beside the packed file."""
     return file_name(layer, rank, tp) + ".receipt.json"
 
 

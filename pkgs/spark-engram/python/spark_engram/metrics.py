@@ -26,11 +26,16 @@ _HISTOGRAMS = (
 
 
 def render(stores: Iterable[RowStore]) -> str:
-    """The counters of ``stores``, labelled with layer, rank and backend."""
+    """Return the counters of ``stores``, labelled with layer, rank and backend."""
     entries = [
         (
-            f'layer="{store.identity.layer}",rank="{store.identity.rank}"'
-            f',backend="{store.backend}"',
+            ",".join(
+                (
+                    f'layer="{store.identity.layer}"',
+                    f'rank="{store.identity.rank}"',
+                    f'backend="{store.backend}"',
+                )
+            ),
             store.stats(),
         )
         for store in stores
@@ -60,6 +65,7 @@ def write_file(path: Path, stores: Iterable[RowStore]) -> None:
 
     Raises:
         OSError: the folder is missing or not writable.
+
     """
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(render(stores))

@@ -59,12 +59,13 @@ class Stats(ctypes.Structure):
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The loaded core with its signatures set.
+    """Return the loaded core with its signatures set.
 
     ``SPARK_ENGRAM_LIBRARY`` names another build of it (tests run sanitizer builds this way).
 
     Raises:
         EngramError: the library is missing or belongs to another version of this package.
+
     """
     default = Path(__file__).with_name("libspark_engram.so")
     path = Path(os.environ.get("SPARK_ENGRAM_LIBRARY") or default)
@@ -109,6 +110,6 @@ def library() -> ctypes.CDLL:
 
 
 def backends() -> tuple[str, ...]:
-    """The read backends this build has, best first."""
+    """Return the read backends this build has, best first."""
     names: bytes = library().se_backends()
     return tuple(names.decode().split(","))

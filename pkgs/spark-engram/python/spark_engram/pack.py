@@ -38,7 +38,6 @@ from spark_engram.layout import Layout
 from spark_engram.progress import Meter, Reporter, SilentReporter, size_text
 from spark_engram.safetensors import TensorPlace
 
-SEGMENT_ROWS = SEGMENT_PAGES * geometry.ROWS_PER_PAGE
 #: Room for journal and receipt beside each packed file.
 SIDE_BYTES = 2**20
 #: Bytes of one source read. Several in flight keep an NFS server or an NVMe drive busy.
@@ -64,6 +63,8 @@ class PackOptions:
         readers: source reads in flight.
         check_space: compare free space with what is needed first.
         preallocate: reserve all space at the start.
+        segment_pages: pages that are written, synced and journalled together.
+
     """
 
     checkpoint: Path
@@ -78,6 +79,7 @@ class PackOptions:
     readers: int = 4
     check_space: bool = True
     preallocate: bool = True
+    segment_pages: int = SEGMENT_PAGES
 
 
 @dataclass(frozen=True)
@@ -99,11 +101,6 @@ class Job:
         return self.path.with_name(self.path.name + ".partial.journal")
 
     @property
-    def segments(self) -> int:
-        """Number of segments."""
-        return -(-self.identity.pages // SEGMENT_PAGES)
-
-    @property
     def start(self) -> Start:
         """What the journal must say to be this job's."""
         places = (self.source.weight, self.source.scale)
@@ -112,11 +109,12 @@ class Job:
 
 
 def jobs(options: PackOptions) -> list[Job]:
-    """The files that ``options`` ask for.
+    """Return the files that ``options`` ask for.
 
     Raises:
         UsageError: an option does not fit the checkpoint.
         SourceError: the checkpoint is incomplete.
+
     """
     checkpoint = Checkpoint.read(options.checkpoint)
     tables = [checkpoint.table(layer) for layer in options.layers] or list(checkpoint.tables)
@@ -135,6 +133,7 @@ def jobs(options: PackOptions) -> list[Job]:
             layout=layout,
             revision=revision,
             config_sha256=checkpoint.config_sha256,
+            segment_pages=options.segment_pages,
         )
         made.append(Job(identity, checkpoint.source(table), options.output / identity.file_name))
     return made
@@ -145,6 +144,7 @@ def pack(options: PackOptions, reporter: Reporter | None = None) -> list[Job]:
 
     Raises:
         EngramError: one of its subclasses; the resumable ones lose nothing.
+
     """
     report = reporter if reporter is not None else SilentReporter()
     started = monotonic()
@@ -178,6 +178,7 @@ def verify(
 
     Raises:
         MismatchError: a checksum, a page or a row differs.
+
     """
     report = reporter if reporter is not None else SilentReporter()
     identity = packed.read_identity(path)
@@ -202,7 +203,7 @@ def sample_rows(identity: Identity, generator: random.Random) -> list[int]:
     if owned.rows == 0:
         return []
     rows = {owned.start, owned.end - 1}
-    edges = [*identity.column_bounds, *range(owned.start, owned.end, SEGMENT_ROWS)]
+    edges = [*identity.column_bounds, *range(owned.start, owned.end, identity.segment_rows)]
     rows.update(row for edge in edges for row in (edge - 1, edge) if owned.start <= row < owned.end)
     rows.update(generator.randrange(owned.start, owned.end) for _ in range(RANDOM_ROWS))
     return sorted(rows)
@@ -215,6 +216,7 @@ def _is_complete(job: Job, options: PackOptions) -> bool:
         found = packed.read_identity(job.path)
         packed.require(found, job.identity, str(job.path))
         if receipt.read(job.path, found) is not None:
+            _forget_journal(job)
             return True
     except MismatchError as error:
         if options.restart:
@@ -223,8 +225,15 @@ def _is_complete(job: Job, options: PackOptions) -> bool:
     # Stopped between the two renames: the data is complete, only the receipt is missing.
     with _target_errors(receipt.path_for(job.path)):
         receipt.write(job.path, job.identity, job.source, _scan(job.path, job.identity))
-        job.journal.unlink(missing_ok=True)
+    _forget_journal(job)
     return True
+
+
+def _forget_journal(job: Job) -> None:
+    # Left by a stop just before the end; with a partial file it may be a running packer's.
+    if not job.partial.exists():
+        with _target_errors(job.journal):
+            job.journal.unlink(missing_ok=True)
 
 
 def _check_space(
@@ -314,7 +323,8 @@ def _segments(
     """Read, pack and write what is missing, three segments in flight."""
     core = native.library()
     first = len(journal.checksums)
-    buffers = [aligned_buffer(SEGMENT_PAGES * geometry.PAGE_BYTES) for _ in range(2)]
+    segment_pages = job.identity.segment_pages
+    buffers = [aligned_buffer(segment_pages * geometry.PAGE_BYTES) for _ in range(2)]
     writes: list[Future[None]] = []
 
     def write(index: int, size: int, checksum: int) -> None:
@@ -331,9 +341,9 @@ def _segments(
 
     with ThreadPoolExecutor(max_workers=1) as writer:
         try:
-            if first < job.segments:
+            if first < job.identity.segments:
                 reader.begin(first)
-            for index in range(first, job.segments):
+            for index in range(first, job.identity.segments):
                 weights, scales, rows = reader.finish(index)
                 if len(writes) >= 2:
                     writes[-2].result()  # its buffer is needed again
@@ -343,12 +353,12 @@ def _segments(
                         weights,
                         scales,
                         rows,
-                        index * SEGMENT_PAGES,
+                        index * segment_pages,
                         job.identity.file_id,
                         0,
                         ctypes.addressof(ctypes.c_char.from_buffer(view)),
                     )
-                if index + 1 < job.segments:
+                if index + 1 < job.identity.segments:
                     reader.begin(index + 1)
                 size = pages * geometry.PAGE_BYTES
                 writes.append(writer.submit(write, index, size, checksum))
@@ -372,7 +382,7 @@ class _Reader:
         widths = (geometry.WEIGHT_BYTES, geometry.SCALE_BYTES)
         # Two sets: the next segment is read while this one is packed.
         self._buffers = [
-            [aligned_buffer(SEGMENT_ROWS * width + 2 * ALIGNMENT) for width in widths]
+            [aligned_buffer(job.identity.segment_rows * width + 2 * ALIGNMENT) for width in widths]
             for _ in range(2)
         ]
         self._pending: list[tuple[TensorPlace, int, Future[int]]] = []
@@ -441,12 +451,12 @@ class _Reader:
 
 def _segment_rows(identity: Identity, segment: int) -> tuple[int, int]:
     """First global row and number of rows of a segment."""
-    first = identity.row_start + segment * SEGMENT_ROWS
-    return first, min(SEGMENT_ROWS, identity.row_end - first)
+    first = identity.row_start + segment * identity.segment_rows
+    return first, min(identity.segment_rows, identity.row_end - first)
 
 
 def _bytes_before(job: Job, segment: int) -> int:
-    pages = min(segment * SEGMENT_PAGES, job.identity.pages)
+    pages = min(segment * job.identity.segment_pages, job.identity.pages)
     return geometry.HEADER_BYTES + pages * geometry.PAGE_BYTES
 
 
@@ -469,7 +479,7 @@ def _scan(path: Path, identity: Identity, report: Reporter | None = None) -> lis
         file = DirectFile.open(path, os.O_RDONLY)
     meter = Meter(report, path.name, identity.file_bytes, 0) if report is not None else None
     try:
-        segments = range(-(-identity.pages // SEGMENT_PAGES))
+        segments = range(identity.segments)
         return list(_scan_segments(file, identity, segments, path, meter))
     finally:
         file.close()
@@ -483,15 +493,14 @@ def _scan_segments(
     meter: Meter | None = None,
 ) -> Iterator[int]:
     core = native.library()
-    buffer = aligned_buffer(SEGMENT_PAGES * geometry.PAGE_BYTES)
+    buffer = aligned_buffer(min(identity.segment_pages, identity.pages) * geometry.PAGE_BYTES)
     for segment in segments:
-        first = segment * SEGMENT_PAGES
-        pages = min(SEGMENT_PAGES, identity.pages - first)
+        first = segment * identity.segment_pages
+        pages = min(identity.segment_pages, identity.pages - first)
         size = pages * geometry.PAGE_BYTES
         offset = geometry.HEADER_BYTES + first * geometry.PAGE_BYTES
-        with memoryview(buffer) as whole, whole[:size] as view:
-            with _target_errors(path):
-                got = file.read_into(view, offset)
+        with memoryview(buffer) as whole, whole[:size] as view, _target_errors(path):
+            got = file.read_into(view, offset)
         if got < size:
             raise MismatchError(f"{path}: ended inside segment {segment}: truncated")
         checksum, bad = ctypes.c_uint32(0), ctypes.c_uint64(0)

@@ -12,7 +12,7 @@ from pathlib import Path
 from spark_engram.checkpoint import Source
 from spark_engram.directio import sync_folder
 from spark_engram.errors import MismatchError
-from spark_engram.format import SEGMENT_PAGES, VERSION, Identity
+from spark_engram.format import VERSION, Identity
 from spark_engram.safetensors import TensorPlace
 
 KIND = "spark-engram-receipt"
@@ -36,6 +36,7 @@ def write(packed: Path, identity: Identity, source: Source | None, segments: Seq
 
     Raises:
         OSError: it could not be written.
+
     """
     target = path_for(packed)
     temporary = target.with_name(target.name + ".tmp")
@@ -49,10 +50,11 @@ def write(packed: Path, identity: Identity, source: Source | None, segments: Seq
 
 
 def read(packed: Path, identity: Identity) -> Receipt | None:
-    """The receipt of ``packed``, or None if there is none.
+    """Return the receipt of ``packed``, or None if there is none.
 
     Raises:
         MismatchError: it is malformed or belongs to another file.
+
     """
     path = path_for(packed)
     try:
@@ -73,7 +75,7 @@ def read(packed: Path, identity: Identity) -> Receipt | None:
                 "receipt of another file; remove it and pack again"
             )
     segments = values.get("segments")
-    if not isinstance(segments, list) or len(segments) != -(-identity.pages // SEGMENT_PAGES):
+    if not isinstance(segments, list) or len(segments) != identity.segments:
         raise MismatchError(f"{path}: wrong number of segments; remove it and pack again")
     try:
         checksums = tuple(int(text, 16) for text in segments)
@@ -104,7 +106,6 @@ def _values(
         **_identity_values(identity),
         "packer": f"spark-engram {_version()}",
         "source": {part: _place(place) for part, place in places.items()},
-        "segment_pages": SEGMENT_PAGES,
         "segments": [f"{checksum:08x}" for checksum in segments],
     }
 

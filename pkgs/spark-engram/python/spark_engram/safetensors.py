@@ -12,6 +12,7 @@ import math
 import struct
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeGuard
 
 from spark_engram.errors import SourceError
 
@@ -35,10 +36,11 @@ class TensorPlace:
 
 
 def read_places(path: Path) -> dict[str, TensorPlace]:
-    """The places of all tensors in the safetensors file at ``path``.
+    """Return the places of all tensors in the safetensors file at ``path``.
 
     Raises:
         SourceError: the file cannot be read, is truncated, or its header is not valid.
+
     """
     try:
         with path.open("rb") as stream:
@@ -59,6 +61,7 @@ def parse_header(path: Path, header: bytes, file_size: int) -> dict[str, TensorP
 
     Raises:
         SourceError: an entry is malformed or lies outside the file.
+
     """
     try:
         entries = json.loads(header)
@@ -75,7 +78,7 @@ def parse_header(path: Path, header: bytes, file_size: int) -> dict[str, TensorP
 
 
 def _place(path: Path, name: str, entry: object, start: int, file_size: int) -> TensorPlace:
-    values = entry if isinstance(entry, dict) else {}
+    values: dict[str, object] = entry if isinstance(entry, dict) else {}
     dtype, shape, span = values.get("dtype"), values.get("shape"), values.get("data_offsets")
     if (
         not isinstance(dtype, str)
@@ -97,7 +100,7 @@ def _place(path: Path, name: str, entry: object, start: int, file_size: int) -> 
     return TensorPlace(path, name, dtype, tuple(shape), start + span[0], size)
 
 
-def _is_sizes(value: object) -> bool:
+def _is_sizes(value: object) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(
         isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in value
     )

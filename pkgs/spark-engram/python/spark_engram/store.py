@@ -37,6 +37,7 @@ class StoreOptions:
         cache_bytes: size of the row cache, 0 for none: prose hardly repeats rows.
         cache_ways: associativity of the row cache, 1 to 16.
         direct: read with O_DIRECT. Without it the page cache grows into GPU memory on a Spark.
+
     """
 
     backend: str = "auto"
@@ -51,10 +52,11 @@ class StoreOptions:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> StoreOptions:
-        """The options that the ``SPARK_ENGRAM_*`` variables ask for.
+        """Return the options that the ``SPARK_ENGRAM_*`` variables ask for.
 
         Raises:
             UsageError: a variable is not a number or not one of the allowed words.
+
         """
         backend = environment.get("SPARK_ENGRAM_BACKEND", "") or cls.backend
         if backend not in native.BACKENDS:
@@ -71,10 +73,11 @@ class StoreOptions:
 
 
 def environment_number(environment: Mapping[str, str], name: str, default: int) -> int:
-    """The non-negative number in variable ``name``, or ``default`` when unset or empty.
+    """Return the non-negative number in variable ``name``, or ``default`` when unset or empty.
 
     Raises:
         UsageError: it is not such a number.
+
     """
     text = environment.get(name, "")
     if not text:
@@ -108,6 +111,7 @@ class RowStore:
     Raises:
         MismatchError: the file is missing, damaged, or its file system refuses O_DIRECT.
         UsageError: an option is out of range, or the asked-for backend is not available.
+
     """
 
     def __init__(self, path: Path, options: StoreOptions | None = None) -> None:
@@ -153,6 +157,7 @@ class RowStore:
 
         Raises:
             ValueError: the store is closed.
+
         """
         if not self._handle.value:
             raise ValueError("the row store is closed")
@@ -179,6 +184,7 @@ class RowStore:
 
         Raises:
             ReadError: a page could not be read or failed its checksum. Nothing is returned.
+
         """
         ids = np.ascontiguousarray(ids, dtype=np.int64)
         if ids.ndim != 1:
@@ -210,15 +216,22 @@ class RowStore:
         return weights, scales
 
     def stats(self) -> StoreStats:
-        """The counters since opening."""
+        """Return the counters since opening."""
         raw = native.Stats()
         self._core.se_store_stats(self.handle, ctypes.byref(raw))
-        values = {name: getattr(raw, name) for name, _ in native.Stats._fields_}
         return StoreStats(
-            **{
-                name: value if isinstance(value, int) else tuple(value)
-                for name, value in values.items()
-            }
+            batches=raw.batches,
+            lookups=raw.lookups,
+            owned=raw.owned,
+            cache_hits=raw.cache_hits,
+            pages=raw.pages,
+            reads=raw.reads,
+            read_bytes=raw.read_bytes,
+            errors=raw.errors,
+            batch_us_sum=raw.batch_us_sum,
+            read_us_sum=raw.read_us_sum,
+            batch_us=tuple(raw.batch_us),
+            read_us=tuple(raw.read_us),
         )
 
     def close(self) -> None:

@@ -1,0 +1,81 @@
+"""Gathers with fixed arguments, for a CUDA stream's host function."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+
+from spark_engram import native
+from spark_engram.errors import EngramError
+from spark_engram.store import RowStore
+
+
+class Job:
+    """One gather: ``count`` ids at ``ids`` to ``weights`` [count, 256] and ``scales`` [count, 8].
+
+    The three addresses are host memory that must outlive the job, as must ``store``. A CUDA
+    graph holds on to the job: keep it for as long as the graph may be replayed.
+    """
+
+    def __init__(
+        self,
+        store: RowStore,
+        ids: int,
+        count: int,
+        weights: int,
+        scales: int,
+        *,
+        abort_on_error: bool = True,
+    ) -> None:
+        self._core = native.library()
+        self.address: int = self._core.se_job_new(
+            store.handle, ids, count, weights, scales, int(abort_on_error)
+        )
+        if not self.address:
+            raise EngramError("not enough memory for a read job")
+
+    def run(self) -> None:
+        """Do the gather on this thread (what the stream's host function does)."""
+        self._core.se_job_run(self.address)
+
+    @property
+    def failed(self) -> bool:
+        """Whether any run failed (only of use without ``abort_on_error``)."""
+        return bool(self._core.se_job_status(self.address) != native.OK)
+
+    def free(self) -> None:
+        """Release the job; nothing may run it any more."""
+        self._core.se_job_free(self.address)
+        self.address = 0
+
+
+@functools.cache
+def callback_address() -> int:
+    """Return the address of the native callback, ``void (*)(void *job)``."""
+    address = ctypes.cast(native.library().se_job_run, ctypes.c_void_p).value
+    if not address:
+        raise EngramError("the native core has no se_job_run")
+    return address
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise EngramError(f"cannot load the CUDA driver: {error}") from error
+    driver.cuLaunchHostFunc.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+    driver.cuLaunchHostFunc.restype = ctypes.c_int
+    return driver
+
+
+def launch(stream: int, job: Job) -> None:
+    """Enqueue ``job`` on a CUDA stream handle; also while the stream is being captured.
+
+    Raises:
+        EngramError: the driver refused.
+
+    """
+    status = _driver().cuLaunchHostFunc(stream, callback_address(), job.address)
+    if status != 0:
+        raise EngramError(f"cuLaunchHostFunc failed with CUDA error {status}")

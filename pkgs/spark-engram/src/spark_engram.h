@@ -45,7 +45,7 @@ typedef struct {
   uint32_t file_id;
   uint64_t row_start;      /* global rows [row_start, row_end) are in the file */
   uint64_t row_end;
-  uint64_t max_ids;        /* ids planned at once; larger batches are read in pieces */
+  uint64_t max_ids;        /* 1..2^28, ids planned at once; larger batches are read in pieces */
   uint64_t cache_bytes;    /* 0: no row cache */
 } se_options;
 
@@ -111,11 +111,19 @@ SE_EXPORT void se_store_stats(const se_store *store, se_stats *out);
  * CUDA graph there is no caller to report to, and wrong rows must not be used. */
 SE_EXPORT se_job *se_job_new(se_store *store, const int64_t *ids, uint64_t n, uint8_t *weights,
                              uint8_t *scales, int abort_on_error);
+/* The job must not be running, started or waited for. */
 SE_EXPORT void se_job_free(se_job *job);
 
-/* The callback for cudaLaunchHostFunc / cuLaunchHostFunc; job is a se_job *. Makes no CUDA
- * call, allocates nothing, enters no interpreter. */
+/* Callbacks for cudaLaunchHostFunc / cuLaunchHostFunc; job is a se_job *. They make no CUDA
+ * call, allocate nothing, enter no interpreter.
+ *
+ * se_job_run reads before it returns. se_job_start hands the job to the store's own thread and
+ * returns at once; se_job_wait returns when every start of the job has been read. CUDA runs
+ * host functions of all streams on one thread, and NCCL needs it for each collective of a
+ * graph, so a read that is to overlap with computation must not sit on that thread. */
 SE_EXPORT void se_job_run(void *job);
+SE_EXPORT void se_job_start(void *job);
+SE_EXPORT void se_job_wait(void *job);
 
 /* The worst status of this job's runs (SE_OK if all went well). */
 SE_EXPORT int se_job_status(const se_job *job);

@@ -3,12 +3,16 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cinttypes>
+#include <condition_variable>
 #include <cstdio>
 #include <cstring>
 #include <mutex>
 #include <new>
+#include <system_error>
+#include <thread>
 #include <vector>
 
 #include "page.h"
@@ -20,11 +24,19 @@ using namespace spark_engram;
 namespace {
 
 // A wanted row: its page in the high half, so that sorting brings rows of one page together,
-// and its position in the batch in the low half.
+// then its place in the page (4 bits) and its position in the batch (28 bits). An id is read
+// once, to make its key: what follows cannot be confused by ids that change meanwhile.
 using Key = uint64_t;
-constexpr uint64_t kPositionMask = 0xFFFFFFFF;
+constexpr unsigned kPositionBits = 28;
+constexpr uint64_t kMaxIds = uint64_t{1} << kPositionBits;
+constexpr uint64_t kMaxPages = uint64_t{1} << 32;
+inline Key make_key(uint64_t local_row, uint64_t position) {
+  return local_row / kRowsPerPage << 32 | local_row % kRowsPerPage << kPositionBits | position;
+}
 inline uint64_t page_of(Key key) { return key >> 32; }
-inline uint64_t position_of(Key key) { return key & kPositionMask; }
+inline uint64_t slot_of(Key key) { return key >> kPositionBits & 0xF; }
+inline uint64_t position_of(Key key) { return key & (kMaxIds - 1); }
+static_assert(kRowsPerPage <= 16);
 
 // Below this many keys std::sort beats the passes over 2048 buckets.
 constexpr size_t kRadixThreshold = 1024;
@@ -90,7 +102,6 @@ struct se_store final : Sink {
   std::vector<Key> scratch;
   std::vector<Run> runs;
   // Of the batch being read.
-  const int64_t* ids = nullptr;
   uint8_t* weights = nullptr;
   uint8_t* scales = nullptr;
 
@@ -104,7 +115,23 @@ struct se_store final : Sink {
   Histogram batch_latency;
   Histogram read_latency;
 
+  // Jobs handed over by se_job_start, oldest first.
+  std::mutex queue_mutex;
+  std::condition_variable queue_changed;
+  std::array<se_job*, 8> queue{};
+  size_t queued = 0;
+  bool stopping = false;
+  std::thread worker;  // started with the first job
+
   ~se_store() override {
+    if (worker.joinable()) {
+      {
+        const std::lock_guard<std::mutex> lock(queue_mutex);
+        stopping = true;
+      }
+      queue_changed.notify_all();
+      worker.join();
+    }
     reader.reset();
     if (fd >= 0) close(fd);
   }
@@ -122,8 +149,7 @@ struct se_store final : Sink {
         checked = here;
       }
       const uint64_t position = position_of(keys[i]);
-      const uint64_t local = static_cast<uint64_t>(ids[position]) - options.row_start;
-      const uint8_t* row = start + (local % kRowsPerPage) * kRow;
+      const uint8_t* row = start + slot_of(keys[i]) * kRow;
       std::memcpy(weights + position * kWeight, row, kWeight);
       std::memcpy(scales + position * kScale, row + kWeight, kScale);
     }
@@ -132,7 +158,6 @@ struct se_store final : Sink {
 
   // At most max_ids ids; `turn` is held.
   Failure gather_piece(const int64_t* piece, size_t count) {
-    ids = piece;
     size_t wanted = 0;
     uint64_t found = 0;
     uint64_t here = 0;
@@ -148,7 +173,7 @@ struct se_store final : Sink {
         ++found;
         continue;
       }
-      keys[wanted++] = (row - options.row_start) / kRowsPerPage << 32 | i;
+      keys[wanted++] = make_key(row - options.row_start, i);
     }
     owned.fetch_add(here, std::memory_order_relaxed);
     hits.fetch_add(found, std::memory_order_relaxed);
@@ -158,8 +183,8 @@ struct se_store final : Sink {
     if (failure.status == SE_OK && cache.enabled()) {
       for (size_t i = 0; i < wanted; ++i) {
         const uint64_t at = position_of(keys[i]);
-        cache.insert(static_cast<uint64_t>(piece[at]), weights + at * kWeight,
-                     scales + at * kScale);
+        const uint64_t row = options.row_start + page_of(keys[i]) * kRowsPerPage + slot_of(keys[i]);
+        cache.insert(row, weights + at * kWeight, scales + at * kScale);
       }
     }
     return failure;
@@ -204,6 +229,18 @@ struct se_store final : Sink {
 };
 
 struct se_job {
+  void run() {
+    const Failure failure = store->gather(ids, n, weights, scales);
+    if (failure.status == SE_OK) return;
+    status.store(failure.status, std::memory_order_relaxed);
+    char text[256] = "";
+    format_failure(failure, text, sizeof text);
+    std::fprintf(stderr,
+                 "spark-engram: fatal: %s; ending this process so that no wrong row is used\n",
+                 text);
+    if (abort_on_error) std::abort();
+  }
+
   se_store* store;
   const int64_t* ids;
   uint64_t n;
@@ -211,7 +248,30 @@ struct se_job {
   uint8_t* scales;
   bool abort_on_error;
   std::atomic<int> status{SE_OK};
+  // Guarded by the store's queue_mutex.
+  uint64_t started = 0;
+  uint64_t finished = 0;
 };
+
+namespace {
+
+void work(se_store& store) {
+  std::unique_lock<std::mutex> lock(store.queue_mutex);
+  while (true) {
+    store.queue_changed.wait(lock, [&] { return store.stopping || store.queued > 0; });
+    if (store.stopping) return;
+    se_job* job = store.queue[0];
+    lock.unlock();
+    job->run();
+    lock.lock();
+    std::copy(store.queue.begin() + 1, store.queue.end(), store.queue.begin());
+    --store.queued;
+    ++job->finished;
+    store.queue_changed.notify_all();
+  }
+}
+
+}  // namespace
 
 namespace {
 
@@ -226,15 +286,15 @@ int open_store(const se_options& options, se_store& store, std::string* message)
   if (options.max_run_pages < 1 || options.max_run_pages > 64) {
     return invalid("max_run_pages must be 1 to 64");
   }
-  if (options.max_ids < 1 || options.max_ids > kPositionMask) {
-    return invalid("max_ids must be 1 to 2^32 - 1");
+  if (options.max_ids < 1 || options.max_ids > kMaxIds) {
+    return invalid("max_ids must be 1 to 2^28");
   }
   if (options.cache_ways < 1 || options.cache_ways > 16) {
     return invalid("cache_ways must be 1 to 16");
   }
   const uint64_t rows = options.row_end - options.row_start;
   store.pages = rows / kRowsPerPage + (rows % kRowsPerPage != 0 ? 1 : 0);
-  if (store.pages > kPositionMask) return invalid("the file is too large");
+  if (store.pages > kMaxPages) return invalid("the file is too large");
   struct stat status {};
   if (fstat(options.fd, &status) != 0) {
     *message = std::string("cannot examine the file: ") + std::strerror(errno);
@@ -341,21 +401,43 @@ void se_store_stats(const se_store* store, se_stats* out) {
 
 se_job* se_job_new(se_store* store, const int64_t* ids, uint64_t n, uint8_t* weights,
                    uint8_t* scales, int abort_on_error) {
-  return new (std::nothrow) se_job{store, ids, n, weights, scales, abort_on_error != 0};
+  if (!store->worker.joinable()) {
+    try {
+      store->worker = std::thread([store] { work(*store); });
+    } catch (const std::system_error&) {
+      return nullptr;
+    }
+  }
+  auto* job = new (std::nothrow) se_job;
+  if (job == nullptr) return nullptr;
+  job->store = store;
+  job->ids = ids;
+  job->n = n;
+  job->weights = weights;
+  job->scales = scales;
+  job->abort_on_error = abort_on_error != 0;
+  return job;
 }
 
 void se_job_free(se_job* job) { delete job; }
 
-void se_job_run(void* data) {
+void se_job_run(void* data) { static_cast<se_job*>(data)->run(); }
+
+void se_job_start(void* data) {
   auto* job = static_cast<se_job*>(data);
-  const Failure failure = job->store->gather(job->ids, job->n, job->weights, job->scales);
-  if (failure.status == SE_OK) return;
-  job->status.store(failure.status, std::memory_order_relaxed);
-  char text[256] = "";
-  format_failure(failure, text, sizeof text);
-  std::fprintf(stderr, "spark-engram: fatal: %s; ending this process so that no wrong row is used\n",
-               text);
-  if (job->abort_on_error) std::abort();
+  se_store& store = *job->store;
+  std::unique_lock<std::mutex> lock(store.queue_mutex);
+  store.queue_changed.wait(lock, [&] { return store.queued < store.queue.size(); });
+  store.queue[store.queued++] = job;
+  ++job->started;
+  store.queue_changed.notify_all();
+}
+
+void se_job_wait(void* data) {
+  auto* job = static_cast<se_job*>(data);
+  std::unique_lock<std::mutex> lock(job->store->queue_mutex);
+  const uint64_t until = job->started;
+  job->store->queue_changed.wait(lock, [&] { return job->finished >= until; });
 }
 
 int se_job_status(const se_job* job) { return job->status.load(std::memory_order_relaxed); }

@@ -54,9 +54,10 @@ def test_json_progress_is_one_object_a_line(model, out):
     assert [event["event"] for event in events] == ["plan", "file", "progress", "file", "done"]
     plan, start, progress, complete, done = events
     size = (out / "engram-l14-r0of1.bin").stat().st_size
+    rows = model.tables[1].total_rows
     assert plan["files"][0] == {
-        "file": "engram-l14-r0of1.bin", "layer": 14, "bytes": size, "rows": plan["files"][0]["rows"],
-        "row_start": 0, "row_end": plan["files"][0]["rows"], "layout": "columns",
+        "file": "engram-l14-r0of1.bin", "layer": 14, "bytes": size, "rows": rows,
+        "row_start": 0, "row_end": rows, "layout": "columns",
     }  # fmt: skip
     assert plan["bytes"] == size
     assert plan["needed_bytes"] == size + 2**20
@@ -165,7 +166,7 @@ def test_fio_is_asked_for_the_same_work(monkeypatch, packed_file):
     ]  # fmt: skip
 
 
-def check(model, environment, *more):
+def check(environment, *more):
     kept = {"PATH": os.environ["PATH"], **environment}
     return run("plugin-check", *more, env=kept)
 
@@ -178,10 +179,10 @@ def served(model, out):
 
 def test_plugin_check_passes_when_all_fits(model, served):
     more = ("--tp", 3, "--rank", 1, "--checkpoint", model.folder)
-    done = check(model, {"SPARK_ENGRAM_DIR": str(served)}, *more)
+    done = check({"SPARK_ENGRAM_DIR": str(served)}, *more)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("fits, read with") == 2
-    facts = json.loads(check(model, {"SPARK_ENGRAM_DIR": str(served)}, *more, "--json").stdout)
+    facts = json.loads(check({"SPARK_ENGRAM_DIR": str(served)}, *more, "--json").stdout)
     assert [item["ok"] for item in facts["files"]] == [True, True]
 
 
@@ -197,7 +198,7 @@ def test_plugin_check_passes_when_all_fits(model, served):
 )
 def test_plugin_check_explains(model, served, environment, status, message):
     environment = {name: value.replace("@", str(served)) for name, value in environment.items()}
-    done = check(model, environment, "--tp", 3, "--rank", 1, "--checkpoint", model.folder)
+    done = check(environment, "--tp", 3, "--rank", 1, "--checkpoint", model.folder)
     assert done.returncode == status
     assert message in done.stderr
 
@@ -205,7 +206,7 @@ def test_plugin_check_explains(model, served, environment, status, message):
 @pytest.mark.parametrize(("tp", "rank"), [(3, 0), (4, 1)])
 def test_plugin_check_names_what_the_folder_holds(model, served, tp, rank):
     done = check(
-        model, {"SPARK_ENGRAM_DIR": str(served)},
+        {"SPARK_ENGRAM_DIR": str(served)},
         "--tp", tp, "--rank", rank, "--checkpoint", model.folder,
     )  # fmt: skip
     assert done.returncode == 3
@@ -217,10 +218,10 @@ def test_plugin_check_sees_an_unfinished_pack(model, served):
     path = served / "engram-l1-r1of3.bin"
     receipt.path_for(path).unlink()
     more = ("--tp", 3, "--rank", 1, "--checkpoint", model.folder)
-    done = check(model, {"SPARK_ENGRAM_DIR": str(served)}, *more)
+    done = check({"SPARK_ENGRAM_DIR": str(served)}, *more)
     assert (done.returncode, "packing was not finished" in done.stderr) == (3, True)
     path.rename(path.with_name(path.name + ".partial"))
-    done = check(model, {"SPARK_ENGRAM_DIR": str(served)}, *more)
+    done = check({"SPARK_ENGRAM_DIR": str(served)}, *more)
     assert (done.returncode, "packing is unfinished" in done.stderr) == (3, True)
 
 

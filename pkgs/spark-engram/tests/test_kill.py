@@ -102,6 +102,10 @@ def test_sigterm_from_outside_is_resumable(model, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+def succeeds(argv):
+    return subprocess.run(argv, capture_output=True, check=False).returncode == 0
+
+
 @pytest.fixture
 def small_drive(tmp_path):
     """A small ext4 on a loop device; a small tmpfs where loop mounting is impossible."""
@@ -116,12 +120,9 @@ def small_drive(tmp_path):
         ["mkfs.ext4", "-q", "-F", "-m", "0", "-O", "^has_journal", str(image)],
         ["mount", "-o", "loop", str(image), str(mount)],
     ]
-    if any(
-        shutil.which(argv[0]) is None or subprocess.run(argv, capture_output=True).returncode
-        for argv in steps
-    ):
+    if not all(shutil.which(argv[0]) and succeeds(argv) for argv in steps):
         argv = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(mount)]
-        if subprocess.run(argv, capture_output=True, check=False).returncode:
+        if not succeeds(argv):
             pytest.skip("this container may mount neither a loop device nor a tmpfs")
     yield mount
     subprocess.run(["umount", str(mount)], check=True)
@@ -157,7 +158,7 @@ def test_a_source_that_vanishes_is_explained_and_resumable(model, tmp_path):
     mount = tmp_path / "mnt"
     mount.mkdir()
     argv = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(mount)]
-    if subprocess.run(argv, capture_output=True, check=False).returncode:
+    if not succeeds(argv):
         pytest.skip("this container may not mount a tmpfs")
     try:
         shutil.copytree(model.folder, mount / "ckpt")

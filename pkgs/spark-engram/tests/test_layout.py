@@ -1,5 +1,6 @@
 import ast
 from itertools import pairwise
+from typing import Optional
 
 import pytest
 from engine_files import ENGRAM, engine_root
@@ -139,10 +140,9 @@ def engine_rules(root):
         def __init__(self, **values):
             self.__dict__.update(values)
 
-    space = {"Base": Base, "Optional": type(None) | None}
-    space["Optional"] = __import__("typing").Optional
+    space = {"Base": Base, "Optional": Optional}
     code = "from __future__ import annotations\n" + ast.unparse(ast.Module(kept, []))
-    exec(compile(code, str(ENGRAM), "exec"), space)
+    exec(compile(code, str(ENGRAM), "exec"), space)  # noqa: S102 - the file under test
     return space["EngramLayout"], space["shard_range"]
 
 

@@ -330,11 +330,11 @@ def test_verify_compares_with_the_source(model, tmp_path):
         pack.PackOptions(checkpoint=other.folder, output=tmp_path, tp=3, rank=1, layers=(1,))
     )[0].source
     pack.verify(job.path, job.source)
-    with pytest.raises(MismatchError, match="differs from layers.1.engram.embed.weight"):
+    with pytest.raises(MismatchError, match=r"differs from layers\.1\.engram\.embed\.weight"):
         pack.verify(job.path, source)
 
 
-def test_boundary_rows_are_always_compared(model, packed_file):
+def test_boundary_rows_are_always_compared(packed_file):
     identity = packed.read_identity(packed_file)
     rows = pack.sample_rows(identity, random.Random(1))
     inner = [b for b in identity.column_bounds if identity.row_start < b < identity.row_end]

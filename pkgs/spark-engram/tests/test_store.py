@@ -239,6 +239,11 @@ def test_a_job_fills_its_staging(backend, packed_file, truth):
         ids[:] = owned.start + 7  # a graph replay changes the ids in place
         job.run()
         assert np.array_equal(staging[1], scales[ids])
+        ids[:] = owned.start + 8
+        job.start()
+        job.wait()
+        job.wait()
+        assert np.array_equal(staging[0], weights[ids])
         assert not job.failed
         job.free()
 
@@ -255,15 +260,20 @@ ids = np.arange(start, start + 100, dtype=np.int64)
 w, s = np.zeros((100, 256), np.uint8), np.zeros((100, 8), np.uint8)
 job = Job(store, ids.ctypes.data, 100, w.ctypes.data, s.ctypes.data,
           abort_on_error=sys.argv[3] == "abort")
-job.run()
+if sys.argv[4] == "run":
+    job.run()
+else:
+    job.start()
+    job.wait()
 print("failed" if job.failed else "fine")
 """
 
 
 @pytest.mark.parametrize("mode", ["abort", "report"])
-def test_a_job_that_fails_ends_the_process_loudly(backend, damaged, mode):
+@pytest.mark.parametrize("step", ["run", "start"])
+def test_a_job_that_fails_ends_the_process_loudly(backend, damaged, mode, step):
     done = subprocess.run(
-        [sys.executable, "-c", JOB, str(damaged), backend, mode],
+        [sys.executable, "-c", JOB, str(damaged), backend, mode, step],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert "spark-engram: fatal: page 2 failed its check" in done.stderr

@@ -1,9 +1,10 @@
-"""Gathers with fixed arguments, for a CUDA stream's host function."""
+"""Gathers with fixed arguments, for the host functions of CUDA streams."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
+from enum import Enum
 
 from spark_engram import native
 from spark_engram.errors import EngramError
@@ -35,8 +36,16 @@ class Job:
             raise EngramError("not enough memory for a read job")
 
     def run(self) -> None:
-        """Do the gather on this thread (what the stream's host function does)."""
+        """Read now, on this thread."""
         self._core.se_job_run(self.address)
+
+    def start(self) -> None:
+        """Hand the read to the store's own thread."""
+        self._core.se_job_start(self.address)
+
+    def wait(self) -> None:
+        """Wait until every started read is done."""
+        self._core.se_job_wait(self.address)
 
     @property
     def failed(self) -> bool:
@@ -49,12 +58,20 @@ class Job:
         self.address = 0
 
 
+class Step(Enum):
+    """What a stream's host function does with a job; the value is the native callback's name."""
+
+    RUN = "se_job_run"
+    START = "se_job_start"
+    WAIT = "se_job_wait"
+
+
 @functools.cache
-def callback_address() -> int:
-    """Return the address of the native callback, ``void (*)(void *job)``."""
-    address = ctypes.cast(native.library().se_job_run, ctypes.c_void_p).value
+def callback_address(step: Step) -> int:
+    """Return the address of a native callback, ``void (*)(void *job)``."""
+    address = ctypes.cast(getattr(native.library(), step.value), ctypes.c_void_p).value
     if not address:
-        raise EngramError("the native core has no se_job_run")
+        raise EngramError(f"the native core has no {step.value}")
     return address
 
 
@@ -69,13 +86,13 @@ def _driver() -> ctypes.CDLL:
     return driver
 
 
-def launch(stream: int, job: Job) -> None:
-    """Enqueue ``job`` on a CUDA stream handle; also while the stream is being captured.
+def launch(stream: int, job: Job, step: Step) -> None:
+    """Enqueue a step of ``job`` on a CUDA stream handle; also while the stream is being captured.
 
     Raises:
         EngramError: the driver refused.
 
     """
-    status = _driver().cuLaunchHostFunc(stream, callback_address(), job.address)
+    status = _driver().cuLaunchHostFunc(stream, callback_address(step), job.address)
     if status != 0:
         raise EngramError(f"cuLaunchHostFunc failed with CUDA error {status}")

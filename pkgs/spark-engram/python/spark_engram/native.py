@@ -100,6 +100,8 @@ def library() -> ctypes.CDLL:
         "se_job_new": (pointer, (pointer, pointer, u64, pointer, pointer, ctypes.c_int)),
         "se_job_free": (None, (pointer,)),
         "se_job_run": (None, (pointer,)),
+        "se_job_start": (None, (pointer,)),
+        "se_job_wait": (None, (pointer,)),
         "se_job_status": (ctypes.c_int, (pointer,)),
     }
     for name, (result, arguments) in signatures.items():

@@ -148,8 +148,14 @@ void threads_share(int fd, uint32_t backend, Random& random) {
     uint8_t scale[SE_SCALE_BYTES];
     se_job* job = se_job_new(store, &id, 1, weight, scale, 1);
     for (int i = 0; i < 12; ++i) {
-      se_job_run(job);
-      CHECK(weight[3] == weight_byte(5, 3));
+      id = static_cast<int64_t>(kStart) + 5 + i;
+      if (i % 2 == 0) {
+        se_job_run(job);
+      } else {
+        se_job_start(job);
+        se_job_wait(job);
+      }
+      CHECK(weight[3] == weight_byte(5 + static_cast<uint64_t>(i), 3));
       se_stats stats;
       se_store_stats(store, &stats);
     }

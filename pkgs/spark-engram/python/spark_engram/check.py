@@ -27,10 +27,10 @@ REVISION_VARIABLE = "SPARK_ENGRAM_REVISION"
 
 
 def find(folder: Path, table: Table, tp: int, rank: int) -> tuple[Path, Identity]:
-    """Return the packed file of ``table`` for a rank, complete with its receipt.
+    """Return the packed file of ``table`` for a rank, and what its header says.
 
     Raises:
-        MismatchError: it is missing, unfinished, damaged or of another table or rank.
+        MismatchError: it is missing, unfinished or damaged.
 
     """
     path = folder / geometry.file_name(table.layer, rank, tp)
@@ -44,13 +44,7 @@ def find(folder: Path, table: Table, tp: int, rank: int) -> tuple[Path, Identity
             f"{path}: missing; {held}. Pack it: spark-engram pack --tp {tp} --rank {rank} "
             f"--output {folder} --checkpoint MODEL"
         )
-    identity = packed.read_identity(path)
-    if receipt.read(path, identity) is None:
-        raise MismatchError(
-            f"{receipt.path_for(path)}: missing: packing was not finished; run "
-            "`spark-engram pack` again"
-        )
-    return path, identity
+    return path, packed.read_identity(path)
 
 
 def matching(
@@ -79,6 +73,11 @@ def matching(
         segment_pages=identity.segment_pages,
     )
     packed.require(identity, wanted, str(path))
+    if receipt.read(path, identity) is None:
+        raise MismatchError(
+            f"{receipt.path_for(path)}: missing: packing was not finished; run "
+            "`spark-engram pack` again"
+        )
     return path
 
 

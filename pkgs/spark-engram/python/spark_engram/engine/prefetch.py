@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from sglang.srt.model_executor.runner_backend_utils import breakable_cuda_graph as breakable
 
 from spark_engram.engine.staging import Staging
 from spark_engram.job import Job
@@ -53,23 +53,14 @@ class Prefetcher:
         self._stagings: dict[int, Staging] = {}
         self._pending: dict[int, _Pending] = {}
         self._enabled = True
-        self._suspended = False
 
     def add(self, hash_index: int, staging: Staging) -> None:
         """Read into ``staging`` from now on; ``hash_index`` is its layer's place in the ids."""
         self._stagings[hash_index] = staging
 
-    def without(self, function: Callable[..., object], *arguments: object) -> None:
-        """Call ``function`` with no reads started inside."""
-        self._suspended = True
-        try:
-            function(*arguments)
-        finally:
-            self._suspended = False
-
     def start(self, hash_ids: torch.Tensor) -> None:
         """Start the reads of ``hash_ids`` [T, layers, columns], the first needed layer first."""
-        if not self._enabled or self._suspended or not hash_ids.is_cuda or hash_ids.shape[0] == 0:
+        if not self._enabled or not hash_ids.is_cuda or hash_ids.shape[0] == 0:
             return
         capture = torch.cuda.is_current_stream_capturing()
         known = torch.cuda.Event()
@@ -122,7 +113,9 @@ def start_after_hash(
     hash_ids: torch.Tensor, _hasher: object, *_arguments: object, **_named: object
 ) -> None:
     """AFTER hook of ``EngramHasher.forward``."""
-    if _current is not None:
+    # In the breakable graph the lookups use a copy of these ids, and a side stream must not
+    # cross a break: `_hash_outside_prefill_graph` decides there.
+    if _current is not None and not breakable.is_in_breakable_cuda_graph():
         _current.start(hash_ids)
 
 
@@ -148,12 +141,12 @@ def _hash_outside_prefill_graph(current: Prefetcher) -> None:
     inner = getattr(module, "deepseek_v4_engram_hash_ids", None)
     if module is None or inner is None or not hasattr(module, "bcg_deepseek_v4_engram_hash_ids"):
         return
-    from sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph import (
-        breakable_cuda_graph,
-    )
 
     def hash_and_start(hasher: object, input_ids: torch.Tensor, out: torch.Tensor) -> None:
-        current.without(inner, hasher, input_ids, out)
-        current.start(out)
+        inner(hasher, input_ids, out)
+        batch = module.get_tc_piecewise_forward_context().forward_batch
+        # Only plain extend looks its rows up between segments, where waiting is possible.
+        if batch.forward_mode.is_extend_without_speculative():
+            current.start(out)
 
-    module.bcg_deepseek_v4_engram_hash_ids = breakable_cuda_graph.eager_on_graph(hash_and_start)
+    module.bcg_deepseek_v4_engram_hash_ids = breakable.eager_on_graph(hash_and_start)

@@ -46,7 +46,7 @@ class ReplicatedLinear(torch.nn.Module):
     def __init__(self, inputs: int, outputs: int, **_named: object) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(inputs)
-        weight = torch.randn(outputs, inputs, generator=generator) / inputs**0.5
+        weight = torch.randn(outputs, inputs, generator=generator, device="cpu") / inputs**0.5
         self.weight = torch.nn.Parameter(weight.to(torch.bfloat16), requires_grad=False)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:

@@ -107,25 +107,36 @@ def test_without_the_variable_the_engine_is_untouched(root, model):
     assert "sglang.srt.layers.engram torch.Size([" in done.stdout, done.stderr
 
 
+FOREIGN = """
+served = Path(os.environ["SPARK_ENGRAM_DIR"])
+(served / "engram-l1-r0of3.bin").rename(served / "engram-l1-r2of3.bin")
+engine.parallel.tp_rank = 2
+"""
+OTHER_CONFIG = """
+config = Path(os.environ["MODEL"]) / "config.json"
+config.write_text(config.read_text() + " ")
+"""
+TWO_PLACES = "exclude each other"
+
+
 @pytest.mark.parametrize(
     ("environment", "setup", "message"),
     [
         ({}, "engine.parallel.tp_size = 4", "engram-l1-r1of4.bin: missing; the folder holds"),
-        ({}, "engine.parallel.tp_rank = 2; os.rename(os.environ['SPARK_ENGRAM_DIR'] + "
-             "'/engram-l1-r0of3.bin', os.environ['SPARK_ENGRAM_DIR'] + '/engram-l1-r2of3.bin')",
-         "rank is 0, needed 2"),
+        ({}, FOREIGN, "rank is 0, needed 2"),
         ({"SPARK_ENGRAM_REVISION": "other"}, "", f"revision is '{REVISION}', needed 'other'"),
-        ({}, "Path(os.environ['MODEL'] + '/config.json').write_text("
-             "Path(os.environ['MODEL'] + '/config.json').read_text() + ' ')",
-         "config_sha256 is"),
-        ({"SGLANG_ENABLE_DSV41_ENGRAM_HOST_TABLE": "1"}, "", "exclude each other"),
-        ({"SGLANG_OPT_DSV41_ENGRAM_PEER_SHARDS": "1"}, "", "exclude each other"),
-        ({}, "engine.model.weight_loader_disable_mmap = True",
-         "--weight-loader-disable-mmap would read the whole Engram tables"),
+        ({}, OTHER_CONFIG, "config_sha256 is"),
+        ({"SGLANG_ENABLE_DSV41_ENGRAM_HOST_TABLE": "1"}, "", TWO_PLACES),
+        ({"SGLANG_OPT_DSV41_ENGRAM_PEER_SHARDS": "1"}, "", TWO_PLACES),
+        (
+            {},
+            "engine.model.weight_loader_disable_mmap = True",
+            "--weight-loader-disable-mmap would read the whole Engram tables",
+        ),
         ({}, "engine.model.load_format = 'fastsafetensors'", "--load-format fastsafetensors"),
         ({"SPARK_ENGRAM_BACKEND": "aio"}, "", "must be one of auto, io_uring, pread"),
     ],
-)  # fmt: skip
+)
 def test_a_start_that_must_not_happen_does_not(
     root, model, served, tmp_path, environment, setup, message
 ):

@@ -181,7 +181,8 @@ class PackedEngramEmbedding(engram.EngramEmbedding):  # type: ignore[misc]
         tokens, columns = ids.shape
         if tokens * columns == 0:
             return out
-        if self._prefetcher is not None and self._prefetcher.join(self._hash_index, ids):
+        early = self._prefetcher
+        if early is not None and early.join(self._hash_index, staging, ids):
             staging.dequantise(tokens * columns, flat, engram_gather)
             return out
         # More ids than staging: piece by piece, in stream order.

@@ -36,9 +36,10 @@ class _Pending:
         torch.cuda.current_stream().wait_event(self.started)
         self.staging.wait(self.job)
 
-    def is_for(self, ids: torch.Tensor, capture: bool) -> bool:
+    def is_for(self, staging: Staging, ids: torch.Tensor, capture: bool) -> bool:
         return (
-            self.capture == capture
+            self.staging is staging
+            and self.capture == capture
             and self.ids.data_ptr() == ids.data_ptr()
             and self.ids.shape == ids.shape
             and self.ids.stride() == ids.stride()
@@ -76,7 +77,7 @@ class Prefetcher:
                 started.record(self._stream)
             self._pending[index] = _Pending(ids, started, staging, job, capture)
 
-    def join(self, hash_index: int, ids: torch.Tensor) -> bool:
+    def join(self, hash_index: int, staging: Staging, ids: torch.Tensor) -> bool:
         """Make the current stream wait for the read of exactly these ``ids``, if one was started.
 
         False: the caller must read itself; the staging is then free to use.
@@ -89,7 +90,7 @@ class Prefetcher:
         if pending is None:
             return False
         capture = torch.cuda.is_current_stream_capturing()
-        if pending.is_for(ids, capture):
+        if pending.is_for(staging, ids, capture):
             pending.join()
             return True
         if pending.capture != capture:
@@ -106,7 +107,9 @@ class Prefetcher:
 
 def note_hash_index(_result: object, module: Any, *_arguments: object, **_named: object) -> None:
     """AFTER hook of ``Engram.__init__``: tell the embedding its place in the hash ids."""
-    module.embed.join_prefetch(module.layer_hash_index)
+    join = getattr(module.embed, "join_prefetch", None)
+    if join is not None:
+        join(module.layer_hash_index)
 
 
 def start_after_hash(

@@ -231,16 +231,40 @@ class GuardPlan(_Model):
 
 
 class UnitPlan(_Model):
-    """A systemd unit of this node.
+    """A systemd unit of this node, complete: adapters write it down and decide nothing.
 
     ``started_by`` says who starts it: ``boot`` (its own life, ``stop`` leaves it up), ``target``
-    (spark.target) or ``supervisor`` (spark-supervisor.service, once every rank may start).
+    (spark.target wants it) or ``supervisor`` (spark-supervisor.service, once every rank may
+    start).
+
+    Words of command lines may hold placeholders, whole words that the adapter replaces by the
+    path on its system: ``@spark-node@`` (this project's node program), ``@python@`` (the engine's
+    interpreter), ``@spark-engram@`` (the packer), ``@container-runtime@`` (docker or podman),
+    ``@image@`` (engine image by digest). The first word may begin with systemd's prefixes
+    ``+`` and ``-`` before the placeholder.
     """
 
     name: str
+    description: str
+    type: Literal["oneshot", "notify", "exec", "target", "mount", "system"] = Field(
+        description="Type= of a service; 'target'; 'mount': the mount is described elsewhere in "
+        "the node (weights.mount, engram); 'system': the unit comes with the operating system."
+    )
     after: list[str]
     requires: list[str]
+    wants: list[str]
+    part_of: list[str]
+    conflicts: list[str]
+    wanted_by: list[str] = Field(description="Units that start it: [Install] WantedBy=.")
     started_by: Literal["boot", "target", "supervisor"]
+    exec_start_pre: list[list[str]]
+    exec_start: list[str] = Field(description="Empty for units that are no service of ours.")
+    exec_stop_post: list[list[str]]
+    unit_settings: dict[str, str] = Field(description="Further settings of [Unit].")
+    settings: dict[str, str | list[str]] = Field(
+        description="Further settings of [Service] as systemd writes them; a list is one line for "
+        "each value, an empty string is written as it is (it empties a list)."
+    )
 
 
 class FirewallPlan(_Model):

@@ -21,7 +21,7 @@ def findings_of(error: ValidationError, root: type[BaseModel]) -> list[Finding]:
 
 
 def _finding(detail: Any, root: type[BaseModel]) -> Finding:
-    path, is_key = _clean(detail["loc"], detail["input"])
+    path, is_key = _clean(detail["loc"])
     kind = detail["type"]
     name = _name(path)
     value = detail["input"]
@@ -34,7 +34,11 @@ def _finding(detail: Any, root: type[BaseModel]) -> Finding:
         return Finding("schema.missing", path, f"{name} is missing", f"add {name}")
     if kind.endswith("_type") or kind in {"bool_parsing", "int_parsing", "int_from_float"}:
         message = f"{name} is {_kind(value)}; {_lower(detail['msg'])}"
-        remedy = "put it in quotes" if kind == "string_type" else "give a value of that type"
+        remedy = "give a value of that type"
+        if isinstance(value, list | dict) and len(path) < len(detail["loc"]):
+            message = f"{name} is {_kind(value)}; it should be text, a number, true or false"
+        elif kind == "string_type" and not isinstance(value, list | dict):
+            remedy = "put it in quotes" if value is not None else f"give {name} a value"
         return Finding("schema.type", path, message, remedy)
     shown = "" if isinstance(value, dict | list) else f" {value!r}"
     subject = "the name" if is_key else name
@@ -42,7 +46,7 @@ def _finding(detail: Any, root: type[BaseModel]) -> Finding:
     return Finding("schema.value", path, message, _remedy(detail))
 
 
-def _clean(loc: tuple[str | int, ...], value: Any) -> tuple[Path, bool]:
+def _clean(loc: tuple[str | int, ...]) -> tuple[Path, bool]:
     """Drop the parts that pydantic adds for keys and for members of a union."""
     is_key = bool(loc) and loc[-1] == "[key]"
     parts = list(loc[:-1] if is_key else loc)
@@ -55,7 +59,6 @@ def _clean(loc: tuple[str | int, ...], value: Any) -> tuple[Path, bool]:
         parts.pop()
     while parts and isinstance(parts[-1], str) and parts[-1].startswith("function-"):
         parts.pop()
-    del value
     return tuple(parts), is_key
 
 

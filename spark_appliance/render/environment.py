@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from spark_appliance.model.cluster import Cluster, TopologyKind
+from spark_appliance.model.cluster import Cluster, TopologyKind, is_ipv4
 from spark_appliance.model.facts import GIB
 from spark_appliance.model.profile import Profile
 from spark_appliance.parallel import Parallelism
@@ -100,8 +100,11 @@ def generated(
             # bootstrap needs every node to reach every other, which only the LAN gives
             "NCCL_SOCKET_IFNAME": lan,
             "GLOO_SOCKET_IFNAME": lan,
-            "SGLANG_LOCAL_IP_NIC": lan,
         }
+        if is_ipv4(cluster.nodes[rank].address):
+            # the head offers its message queue there. SGLANG_LOCAL_IP_NIC would name the netdev,
+            # but needs the module netifaces, which sglang does not depend on
+            env["SGLANG_HOST_IP"] = cluster.nodes[rank].address
     plugins = []
     if engram_directory is not None:
         plugins.append("spark_engram")

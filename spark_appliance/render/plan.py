@@ -41,7 +41,7 @@ from spark_appliance.render.arguments import CONFIG_FILE, arguments, argv, workl
 from spark_appliance.render.environment import CACHE_DIRECTORY, environment, generated
 from spark_appliance.render.overrides import check_effective, check_overrides
 from spark_appliance.render.rules import NFS_PORT, check_cluster
-from spark_appliance.render.units import LIMITS, units
+from spark_appliance.render.units import LIMITS, Rank, units
 from spark_appliance.topology import Fabric, Rail, build_fabric
 
 ENGINE: Final = Engine(package="sglang", version="0.5.23")
@@ -49,6 +49,9 @@ ENGINE: Final = Engine(package="sglang", version="0.5.23")
 READY_TIMEOUT: Final = 3600
 """Seconds until a start is given up: published starts take 3 to 25 minutes, and up to 36 after a
 change of topology (field notes of tonyd2wild)."""
+
+PROBE_TIMEOUT: Final = 120
+"""Seconds for one probe: a long prefill of another request delays the answer (field notes 6.4)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,7 @@ def render(cluster: Cluster, loaded: LoadedProfile) -> Rendering:
     """Render a validated cluster with its profile."""
     profile, facts = loaded.profile, loaded.facts
     count = len(cluster.nodes)
-    findings = [*check_cluster(cluster, profile, facts), *check_overrides(cluster)]
+    findings = [*check_cluster(cluster, profile, facts), *check_overrides(cluster, profile)]
     fabric, topology_findings = build_fabric(cluster)
     findings += topology_findings
     args = arguments(profile, cluster, 0)
@@ -86,7 +89,12 @@ def render(cluster: Cluster, loaded: LoadedProfile) -> Rendering:
             for rank in range(count)
         )
         findings += check_budget(facts, parallelism, work, budgets[0], ("profile",))
-    if fabric is None or parallelism is None or work is None:
+        for rank in range(1, count):
+            own, _ = workload(arguments(profile, cluster, rank), facts)
+            if own is not None and own != work:
+                path = ("nodes", rank, "engine", "args")
+                findings += check_budget(facts, parallelism, own, budgets[rank], path)
+    if fabric is None or parallelism is None or work is None or errors(findings):
         return Rendering(None, budgets, tuple(findings))
     nodes = [
         _node(cluster, loaded, facts, fabric, parallelism, rank, budgets[rank])
@@ -95,8 +103,6 @@ def render(cluster: Cluster, loaded: LoadedProfile) -> Rendering:
     findings += check_effective(
         args, nodes[0].env, len(nodes[0].rails), model_v41=facts.deepseek_v41
     )
-    if errors(findings):
-        return Rendering(None, budgets, tuple(findings))
     return Rendering(_plan(cluster, loaded, fabric, parallelism, nodes), budgets, tuple(findings))
 
 
@@ -231,7 +237,22 @@ def _node(
         guard=host.guard(),
         limits=LIMITS,
         cache_directory=CACHE_DIRECTORY,
-        units=units(cables=bool(rails), head=rank == 0, weights=weights, engram=engram),
+        units=units(
+            Rank(
+                name=node.name,
+                rank=rank,
+                tp=parallelism.tp,
+                system=node.system,
+                cables=bool(rails),
+                checkpoint=cluster.model.path,
+                key_file=cluster.api.key_file,
+                ready_timeout=READY_TIMEOUT,
+                probe_timeout=PROBE_TIMEOUT,
+                weights=weights,
+                engram=engram,
+                cache_directory=CACHE_DIRECTORY,
+            )
+        ),
     )
 
 
@@ -281,8 +302,7 @@ def _health(cluster: Cluster) -> HealthPlan:
         generate_body=body,
         interval=10,
         steady_interval=60,
-        # a long prefill of another request delays the answer (field notes 6.4)
-        probe_timeout=120,
+        probe_timeout=PROBE_TIMEOUT,
         ready_timeout=READY_TIMEOUT,
     )
 

@@ -150,9 +150,15 @@ def _run(command: Sequence[str | Path], *, doing: str, log: Path) -> None:
         except OSError as error:
             raise EngineUnavailableError(f"{doing} cannot start: {error}") from None
     if done.returncode != 0:
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-        why = next((line for line in reversed(lines) if line.startswith("ERROR")), lines[-1])
-        raise EngineUnavailableError(f"{doing} failed: {why} (all of it: {log})")
+        raise EngineUnavailableError(f"{doing} failed: {_reason(log)} (all of it: {log})")
+
+
+def _reason(log: Path) -> str:
+    """Return what the last command of a log gave as its reason, shortened."""
+    text = log.read_text(encoding="utf-8", errors="replace").rpartition("\n$ ")[2]
+    lines = [line for line in text.splitlines()[1:] if line.strip()]
+    first = next((line for line in lines if line.startswith("ERROR")), "")
+    return (first or (lines[-1] if lines else "it said nothing"))[:300]
 
 
 @contextmanager

@@ -225,7 +225,7 @@ if sys.argv[1:3] == ["-m", "venv"]:
     (venv / "pyvenv.cfg").touch()
     (venv / "bin" / "python").symlink_to(state / "python")
 elif (state / "offline").exists():
-    sys.exit("ERROR: No matching distribution found")
+    sys.exit("ERROR: No matching distribution found\\nERROR: try again")
 """
     )
     script.chmod(script.stat().st_mode | stat.S_IXUSR)

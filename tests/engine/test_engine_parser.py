@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from engine_venv import ENGINE, Engine, refusal
-from rendered import ROOT, published_command, rendered, same_value, split_stated
+from rendered import published_command, rendered, same_value, split_stated
 
-from spark_appliance.profiles import bundled_names
+from spark_appliance.model.flags import known_flags
 from spark_appliance.render.plan import ENGINE as PLANNED
 
 pytestmark = pytest.mark.engine
@@ -31,18 +31,8 @@ def test_the_judge_is_the_engine_that_the_plan_is_for(engine):
     assert (PLANNED.package, PLANNED.version) == ("sglang", version)
 
 
-def test_every_example_and_every_profile_is_judged(nodes, verdicts):
+def test_every_rendered_argv_is_judged(nodes, verdicts):
     assert set(verdicts) == set(nodes)
-    folders = {path.parent.name for path in (ROOT / "examples").glob("*/cluster.yaml")}
-    assert folders
-    assert {name.split("/")[1] for name in nodes if name.startswith("examples/")} == folders
-    profiles = {name.split("/")[1] for name in nodes if name.startswith("profiles/")}
-    assert profiles == set(bundled_names())
-
-
-def test_only_the_pair_is_refused_by_the_rules(nodes):
-    refused = {name.split("/")[1] for name, node in nodes.items() if node.refused}
-    assert refused == {"pair"}
 
 
 def test_every_rendered_argv_parses(verdicts):
@@ -114,6 +104,11 @@ WRONG = {
 def wrong(engine):
     argvs = {extra: ["--model-path", "/m", *extra.split()] for extra in WRONG}
     return engine.judge({**argvs, "no model": ["--tp", "4"]})["argvs"]
+
+
+def test_the_bundled_list_of_flags_is_the_parsers(engine):
+    answer = engine.judge({"any": ["--model-path", "/model"]})
+    assert answer["flags"] == sorted(known_flags())
 
 
 @pytest.mark.parametrize(("extra", "message"), WRONG.items())

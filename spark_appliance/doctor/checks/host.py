@@ -332,7 +332,7 @@ def plan(facts: Facts, node: NodePlan, document: Document) -> Iterator[Verdict]:
         reason = files.at("errors", PLAN_FILE).optional()
         yield skip(reason or "the node is not installed yet")
         return
-    digest = files.at(PLAN_FILE, "sha256").text()
+    digest = files.at(PLAN_FILE, "canonical_sha256").text()
     same_plan = digest == facts.plan_sha256
     yield ok("the same plan") if same_plan else warn(f"{PLAN_FILE} is another plan")
 

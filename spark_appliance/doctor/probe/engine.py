@@ -27,8 +27,9 @@ _SITES = (
 )
 _NCCL_VERSION = re.compile(rb"NCCL version (\d+\.\d+\.\d+)")
 _IMAGE = re.compile(
-    r"(?<![\w./:@-])([\w.-]+(?::\d+)?(?:/[\w.-]+)*(?::[\w.-]+)?@sha256:[0-9a-f]{64})"
+    r"(?<![\w./:@-])((?:[\w.-]+(?::\d+)?(?:/[\w.-]+)*(?::[\w.-]+)?@)?sha256:[0-9a-f]{64})\b"
 )
+"""An image by its digest, or, where it was loaded from a file, by its id alone."""
 
 
 def containers(machine: Machine, request: Mapping[str, Any], facts: Facts) -> None:
@@ -55,7 +56,8 @@ def engine(machine: Machine, request: Mapping[str, Any], facts: Facts) -> None:
     roots = facts.put("roots", _roots, machine, unit)
     sites = _sites(machine, roots or [])
     if not sites:
-        facts.put("sites", _unreadable)
+        for key in ("packages", "nccl", "classes", "architectures"):
+            facts.put(key, _unreadable)
         return
     facts.put("sites", lambda: sites)
     facts.put("packages", _packages, machine, sites, request["packages"])

@@ -12,10 +12,11 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
-from conftest import run_probe
-from fakeroot import FakeSpark, fatbin
+from doctor_nodes import run_probe
+from doctor_root import IMAGE, FakeSpark, fatbin
 
 from spark_appliance.doctor.document import read_document
+from spark_appliance.doctor.examine import canonical_sha256
 from spark_appliance.doctor.probe import engine
 from spark_appliance.doctor.probe.core import COMMANDS, Facts, Machine, ProbeError, answer
 from spark_appliance.doctor.probe.main import SECTIONS, TOTAL
@@ -330,3 +331,40 @@ def test_architectures_of_a_library_of_nvcc(tmp_path: Path):
     if done.returncode != 0:
         pytest.skip(f"nvcc cannot compile for sm_121 here: {done.stderr[-200:]}")
     assert engine.fatbin_architectures(str(tmp_path / "a.so")) == [90, 121]
+
+
+@pytest.mark.parametrize(
+    ("start", "image"),
+    [
+        ("docker run --rm r.example:5000/a/b:1@sha256:" + "a" * 64 + " python3",
+         "r.example:5000/a/b:1@sha256:" + "a" * 64),
+        ("podman run sha256:" + "b" * 64 + " python3", "sha256:" + "b" * 64),
+        ("docker run sglang:latest python3", None),
+        ("docker run x@sha256:" + "a" * 63, None),
+    ],
+)  # fmt: skip
+def test_the_image_of_a_unit(spark: FakeSpark, start: str, image: str | None):
+    spark.says(
+        f"LoadState=loaded\nActiveState=inactive\nExecStart={{ argv[]={start} ; }}\n",
+        "systemctl", "show", f"--property={spark.unit_properties}", "--", "spark-engine.service",
+    )  # fmt: skip
+    unit = read_document(run_probe(spark), "spark2").section("engine").at("unit")
+    assert unit.at("image").optional() == image
+
+
+def test_a_plan_is_the_same_in_any_writing(spark: FakeSpark):
+    text = json.dumps(spark.plan.model_dump(mode="json"))
+    spark.file("/etc/spark/plan.json", text)
+    files = read_document(run_probe(spark), "spark2").section("files")
+    assert files.at("/etc/spark/plan.json", "canonical_sha256").text() == canonical_sha256(
+        spark.plan
+    )
+
+
+def test_an_engine_that_cannot_be_seen_is_not_judged(spark: FakeSpark):
+    """With docker's newer image store the layers have no known place."""
+    spark.docker()
+    spark.says("null", "docker", "image", "inspect", "--format", "{{json .GraphDriver}}", IMAGE)
+    engine_section = read_document(run_probe(spark), "spark2").section("engine")
+    assert not engine_section.at("nccl").present
+    assert "without starting it" in engine_section.at("errors", "nccl").text()

@@ -12,12 +12,12 @@ import sys
 import time
 from pathlib import Path
 
-import fakessh
+import doctor_ssh
 import pytest
 from click.testing import CliRunner, Result
-from conftest import EXAMPLES
-from fakessh import FakeSsh
-from mutations import measured, mtu_back_to_1500, sshd_not_protected, unit
+from doctor_mutations import measured, mtu_back_to_1500, sshd_not_protected, unit
+from doctor_nodes import EXAMPLES
+from doctor_ssh import FakeSsh
 
 from spark_appliance.cli.doctor import doctor
 from spark_appliance.doctor.registry import CHECKS, Facts
@@ -39,7 +39,7 @@ def serve(ssh: FakeSsh, facts: Facts) -> None:
     for node in facts.plan.nodes:
         data = dict(facts.answers[node.name].document.data)
         data |= {"started": time.time() + 1, "ended": time.time() - 1}
-        ssh.host(node.ssh, stdout=fakessh.line(data))
+        ssh.host(node.ssh, stdout=doctor_ssh.line(data))
 
 
 def run(*words: object, **kwargs: object) -> Result:
@@ -108,7 +108,7 @@ def test_a_node_that_is_gone_is_named_and_the_others_are_judged(
     cluster: Path, ssh: FakeSsh, good: Facts, tmp_path: Path
 ):
     serve(ssh, good)
-    ssh.host("192.168.1.12", stderr=fakessh.REFUSED, status=255)
+    ssh.host("192.168.1.12", stderr=doctor_ssh.REFUSED, status=255)
     result = run(cluster, "--runs", tmp_path / "runs")
     assert status(result) == 1
     lines = result.stdout.splitlines()
@@ -123,7 +123,7 @@ def test_evidence_is_kept_and_can_be_judged_again(
     cluster: Path, ssh: FakeSsh, good: Facts, tmp_path: Path
 ):
     serve(ssh, mtu_back_to_1500(good))
-    ssh.host("192.168.1.13", stderr=fakessh.NO_KEY, status=255)
+    ssh.host("192.168.1.13", stderr=doctor_ssh.NO_KEY, status=255)
     runs = tmp_path / "runs"
     first = run(cluster, "--json", "--runs", runs)
     (folder,) = runs.iterdir()

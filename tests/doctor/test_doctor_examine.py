@@ -10,11 +10,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import fakessh
+import doctor_ssh
 import pytest
-from conftest import EXAMPLES
-from fakessh import FakeSsh
-from mutations import NODE, put, unit
+from doctor_mutations import NODE, put, unit
+from doctor_nodes import EXAMPLES
+from doctor_ssh import FakeSsh
 
 from spark_appliance.doctor import examine
 from spark_appliance.doctor.document import read_document
@@ -56,7 +56,7 @@ def test_every_example_can_be_examined(example: str, ssh: FakeSsh):
     where = examine.hosts(facts.plan)
     for node in facts.plan.nodes:
         document = {"probe": 1, "node": node.name, "started": 0, "ended": 0, "sections": {}}
-        ssh.host(node.ssh, stdout=fakessh.line(document))
+        ssh.host(node.ssh, stdout=doctor_ssh.line(document))
     facts = examine.examine(facts, where)
     assert set(facts.documents()) == {node.name for node in facts.plan.nodes}
     results = evaluate(facts, ("config", "probe", "deep"), strict=True)
@@ -142,7 +142,7 @@ def test_measuring_asks_only_nodes_that_answered(good: Facts, ssh: FakeSsh):
     facts = dataclasses.replace(good, answers=answers)
     for node in facts.plan.nodes:
         document = {"probe": 1, "node": node.name, "sections": {}}
-        ssh.host(node.ssh, stdout=fakessh.line(document))
+        ssh.host(node.ssh, stdout=doctor_ssh.line(document))
     facts = put(facts, "rdma", "devices", {}, node="spark1")
     facts = put(facts, "rdma", "devices", {}, node=NODE)
     steps: list[str] = []
@@ -154,7 +154,7 @@ def test_measuring_asks_only_nodes_that_answered(good: Facts, ssh: FakeSsh):
 
 def test_on_a_terminal_a_table_shows_every_node(ssh: FakeSsh, good: Facts, tmp_path: Path):
     for node in good.plan.nodes:
-        ssh.host(node.ssh, stdout=fakessh.line(good.answers[node.name].document.data))
+        ssh.host(node.ssh, stdout=doctor_ssh.line(good.answers[node.name].document.data))
     parent, child = pty.openpty()
     environ = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "40"}
     cluster = EXAMPLES / "three-spark-triangle" / "cluster.yaml"

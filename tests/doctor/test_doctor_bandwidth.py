@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from fakessh import FakeSsh
-from mutations import put
+from doctor_mutations import put
+from doctor_ssh import FakeSsh
 
 from spark_appliance.doctor import bandwidth
 from spark_appliance.doctor.bandwidth import arguments, measure, pairs, parse

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from doctor_nodes import ROOT
 
 from spark_appliance.doctor.catalogue import CATCHES, PROBLEMS, Known
 from spark_appliance.doctor.checks.config import group_of

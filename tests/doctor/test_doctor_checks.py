@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from mutations import CASES, Case, measured, put, unit
+from doctor_mutations import CASES, Case, measured, put, unit
 
 from spark_appliance.doctor.evaluate import evaluate
 from spark_appliance.doctor.registry import CHECKS, Answer, Facts

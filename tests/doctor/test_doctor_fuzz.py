@@ -7,9 +7,9 @@ import dataclasses
 import json
 from typing import Any
 
+from doctor_mutations import measured
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from mutations import measured
 
 from spark_appliance.doctor import engram_header
 from spark_appliance.doctor.bandwidth import parse

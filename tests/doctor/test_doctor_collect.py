@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import _thread
+import os
+import subprocess
 import time
+from pathlib import Path
 
-import fakessh
+import doctor_ssh
 import pytest
-from fakessh import FakeSsh
+from doctor_ssh import FakeSsh
 
 from spark_appliance.doctor.collect import collect
 from spark_appliance.doctor.program import LAUNCHER, PROBE_MODULES, program
@@ -26,7 +29,7 @@ def ask(*names: str, deadline: float = 20.0) -> dict[str, Answer]:
 
 
 def test_one_session_a_node_and_the_program_on_its_standard_input(ssh: FakeSsh):
-    ssh.host("a", stdout=fakessh.line(DOCUMENT))
+    ssh.host("a", stdout=doctor_ssh.line(DOCUMENT))
     before = time.time()
     answer = ask("a")["a"]
     assert answer.document is not None and answer.error == ""
@@ -40,18 +43,18 @@ def test_one_session_a_node_and_the_program_on_its_standard_input(ssh: FakeSsh):
 
 
 def test_what_a_login_script_prints_before_does_not_matter(ssh: FakeSsh):
-    ssh.host("a", stdout="Welcome!\n{not json\n[1]\n" + fakessh.line(DOCUMENT))
+    ssh.host("a", stdout="Welcome!\n{not json\n[1]\n" + doctor_ssh.line(DOCUMENT))
     assert ask("a")["a"].document is not None
 
 
 @pytest.mark.parametrize(
     ("stderr", "error", "remedy"),
     [
-        (fakessh.TIMED_OUT, "timed out", "is up"),
-        (fakessh.REFUSED, "Connection refused", "sshd"),
-        (fakessh.CHANGED_KEY, "Host key verification failed", "ssh-keygen -R"),
+        (doctor_ssh.TIMED_OUT, "timed out", "is up"),
+        (doctor_ssh.REFUSED, "Connection refused", "sshd"),
+        (doctor_ssh.CHANGED_KEY, "Host key verification failed", "ssh-keygen -R"),
         ("Host key verification failed.\n", "Host key verification failed", "fingerprint"),
-        (fakessh.NO_KEY, "Permission denied", "ssh-copy-id"),
+        (doctor_ssh.NO_KEY, "Permission denied", "ssh-copy-id"),
         ("ssh: Could not resolve hostname a: unknown\n", "Could not resolve", "name"),
     ],
 )
@@ -102,7 +105,7 @@ def test_endless_output_is_cut(ssh: FakeSsh, monkeypatch: pytest.MonkeyPatch):
 
 def test_a_node_that_hangs_does_not_hold_up_the_others(ssh: FakeSsh):
     ssh.hangs("a")
-    ssh.host("b", stdout=fakessh.line({**DOCUMENT, "node": "b"}))
+    ssh.host("b", stdout=doctor_ssh.line({**DOCUMENT, "node": "b"}))
     told: list[tuple[str, str]] = []
     hosts = {name: Host(name) for name in ("a", "b")}
     answers = collect(
@@ -156,3 +159,36 @@ def test_the_real_probe_over_the_real_launcher(ssh: FakeSsh, plan: Plan):
 def test_the_launcher_is_one_line_of_plain_shell():
     assert "\n" not in LAUNCHER
     assert "-I -" in LAUNCHER
+
+
+@pytest.mark.parametrize(
+    ("uid", "sudo", "how"),
+    [
+        ("0", "exit 1", "plain"),
+        ("1000", "exit 1", "plain"),
+        ("1000", 'echo "$@" >> "$LOG"; [ "$2" = true ] && exit 0; shift; exec "$@"', "sudo"),
+    ],
+)
+def test_the_launcher_becomes_root_where_it_may(tmp_path: Path, uid: str, sudo: str, how: str):
+    for name, text in (("id", f"echo {uid}"), ("sudo", sudo)):
+        program_file = tmp_path / name
+        program_file.write_text(f"#!/bin/sh\n{text}\n")
+        program_file.chmod(0o755)
+    done = subprocess.run(
+        ["sh", "-c", LAUNCHER],
+        input="import sys; print(sys.flags.isolated)",
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "LOG": str(tmp_path / "log")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "1\n"
+    log = tmp_path / "log"
+    calls = log.read_text().splitlines() if log.exists() else []
+    assert (len(calls) == 2 and calls[0] == "-n true") == (how == "sudo")
+
+
+def test_without_python_the_launcher_says_so(tmp_path: Path):
+    launcher = LAUNCHER.replace("python3", "no-such-python")
+    done = subprocess.run(["sh", "-c", launcher], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (127, "no-such-python: not found\n")

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from fakeroot import header, receipt
+from doctor_root import header, receipt
 
 from spark_appliance.doctor.document import Document
 from spark_appliance.doctor.registry import Answer, Bandwidth, Facts
@@ -366,7 +366,7 @@ def target_missing(facts: Facts) -> Facts:
 
 @bad("HOST.PLAN", "warn")
 def another_plan_installed(facts: Facts) -> Facts:
-    return put(facts, "files", "/etc/spark/plan.json", "sha256", "0" * 64)
+    return put(facts, "files", "/etc/spark/plan.json", "canonical_sha256", "0" * 64)
 
 
 @bad("HOST.PORTS")

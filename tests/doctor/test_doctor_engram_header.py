@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 import pytest
-from conftest import ROOT
-from fakeroot import header
+from doctor_nodes import ROOT
+from doctor_root import header
 
 from spark_appliance.doctor import engram_header
 from spark_appliance.doctor.engram_header import BadHeader

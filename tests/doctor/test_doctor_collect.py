@@ -166,7 +166,11 @@ def test_the_launcher_is_one_line_of_plain_shell():
     [
         ("0", "exit 1", "plain"),
         ("1000", "exit 1", "plain"),
-        ("1000", 'echo "$@" >> "$LOG"; [ "$2" = true ] && exit 0; shift; exec "$@"', "sudo"),
+        (
+            "1000",
+            'printf "%s\\n" "$*" >> "$LOG"; [ "$2" = true ] && exit 0; shift; exec "$@"',
+            "sudo",
+        ),
     ],
 )
 def test_the_launcher_becomes_root_where_it_may(tmp_path: Path, uid: str, sudo: str, how: str):
@@ -188,7 +192,7 @@ def test_the_launcher_becomes_root_where_it_may(tmp_path: Path, uid: str, sudo: 
     assert (len(calls) == 2 and calls[0] == "-n true") == (how == "sudo")
 
 
-def test_without_python_the_launcher_says_so(tmp_path: Path):
+def test_without_python_the_launcher_says_so():
     launcher = LAUNCHER.replace("python3", "no-such-python")
     done = subprocess.run(["sh", "-c", launcher], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (127, "no-such-python: not found\n")

@@ -278,6 +278,12 @@ def unit_with_low_memlock(facts: Facts) -> Facts:
     return put(facts, "engine", "unit", "LimitMEMLOCK", "8388608")
 
 
+@bad("HOST.MEMLOCK", dgx=True)
+def container_with_low_memlock(facts: Facts) -> Facts:
+    start = f"argv[]=/usr/bin/docker run --rm x@sha256:{'a' * 64} python3"
+    return put(facts, "engine", "unit", "ExecStart", start)
+
+
 @bad("HOST.MEMLOCK", "warn")
 def login_with_low_memlock(facts: Facts) -> Facts:
     facts = put(facts, "engine", "unit", {"LoadState": "not-found"})
@@ -712,7 +718,9 @@ def image_not_there(facts: Facts) -> Facts:
 @bad("IMG.DIGEST", dgx=True)
 def image_by_tag(facts: Facts) -> Facts:
     facts = put(facts, "engine", "unit", "image", None)
-    return put(facts, "engine", "unit", "ExecStart", "argv[]=/usr/bin/docker run sglang:latest")
+    return put(
+        facts, "engine", "unit", "ExecStart", "argv[]=docker run --ulimit memlock=-1 sglang:latest"
+    )
 
 
 @bad("IMG.DIGEST")

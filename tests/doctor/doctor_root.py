@@ -397,7 +397,7 @@ class FakeSpark:
         self.says(
             "LoadState=loaded\nActiveState=inactive\nLimitMEMLOCK=infinity\nMainPID=0\n"
             "UnitFileState=static\nExecStart={ path=/usr/bin/docker ; argv[]=/usr/bin/docker run "
-            f"--rm --network host {IMAGE} python3 -m sglang.launch_server ; ignore_errors=no }}\n",
+            f"--rm --network host --ulimit memlock=-1:-1 {IMAGE} python3 ; ignore_errors=no }}\n",
             "systemctl", "show", f"--property={self.unit_properties}", "--", "spark-engine.service",
         )  # fmt: skip
         self.says("active\n", "systemctl", "is-active", "docker.service")

@@ -88,26 +88,21 @@ def _report(
     if outcome.interrupted:
         click.echo(f"finished samples are kept\n{resume}", err=True)
         raise click.Abort
-    if outcome.failure is not None:
-        failure = outcome.failure
+    samples = [x for g in result.groups for r in g.rounds for x in r.samples]
+    failure = outcome.failure or next((x.failure for x in reversed(samples) if x.failure), None)
+    if failure is not None and result.status == "partial":
         raise OperationError(
             f"the result is partial: {failure.message} [{failure.kind}]\n"
             + (f"    remedy: {failure.remedy}\n" if failure.remedy else "")
             + f"    then: finish it with --resume {settings.out}"
         )
-    lost = [
-        s.needle
-        for g in result.groups
-        for r in g.rounds
-        for s in r.samples
-        if s.needle is not None and s.status == "ok" and not s.needle.found
-    ]
+    lost = [x for x in samples if x.status == "ok" and x.needle and not x.needle.found]
     if lost:
         raise OperationError(
             f"{len(lost)} needles were not found: the model or the engine loses long contexts"
         )
     if result.status == "partial":
-        raise OperationError(f"the result is partial: some rounds failed\n{resume}")
+        raise OperationError(f"the result is partial: it lacks rounds or lengths\n{resume}")
 
 
 def export(result: Result, facts: lmx.Facts, folder: Path, stem: str) -> None:

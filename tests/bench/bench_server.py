@@ -7,7 +7,7 @@ machine makes no test fail.
 
 It speaks HTTP by hand on asyncio streams, so that it can also misbehave exactly as told.
 
-    python openai_server.py --port 0 --truth FILE --rate 200 --chunk 3 ...
+    python bench_server.py --port 0 --truth FILE --rate 200 --chunk 3 ...
 
 prints ``listening PORT`` when it is ready. Faults are chosen per request by the model's name
 (``fault:cut``) or for all requests with ``--fault``.
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import hashlib
 import json
 import re
 import sys
@@ -24,7 +25,22 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-WORDS = "the keeper wound every clock before dawn and listened to the slow sea below".split()
+WORDS = [
+    "the",
+    "keeper",
+    "wound",
+    "every",
+    "clock",
+    "before",
+    "dawn",
+    "and",
+    "listened",
+    "to",
+    "the",
+    "slow",
+    "sea",
+    "below",
+]
 
 
 @dataclass
@@ -50,6 +66,7 @@ class Connection:
         self.options = state.options
         self.reader = reader
         self.writer = writer
+        self.asked: dict[str, object] = {}
 
     async def serve(self) -> None:
         try:
@@ -150,6 +167,13 @@ class Connection:
         if request["model"].startswith("fault:"):
             fault = request["model"].removeprefix("fault:")
         prompt = request["messages"][0]["content"]
+        nonce, _, text = prompt.partition("\n\n")
+        self.asked = {
+            **request,
+            "messages": len(request["messages"]),
+            "nonce": nonce,
+            "text_sha256": hashlib.sha256(text.encode()).hexdigest(),
+        }
         if tokens_of(prompt) + request["max_tokens"] > options.context:
             return await self.error(400, "The input is longer than the context length")
         if fault in ("500", "429", "404", "400"):
@@ -287,7 +311,7 @@ class Connection:
         """Write down what was truly sent."""
         record = {
             "received": received, "first": first, "last": last, "prompt_tokens": prompt,
-            "completion_tokens": count, "events": events, "end": end,
+            "completion_tokens": count, "events": events, "end": end, "request": self.asked,
         }  # fmt: skip
         if self.options.truth:
             with Path(self.options.truth).open("a") as file:

@@ -117,6 +117,7 @@ class _Session:
                 origin=self._origin,
                 changed=self._save,
                 count_drafts=counters is not None,
+                need_decode=settings.mode in ("speed", "sweep"),
             )
             await self._runner.run(self._jobs, done)
 

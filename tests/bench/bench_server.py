@@ -245,10 +245,11 @@ class Connection:
         if fault == "never-closes":
             self.data(b": no more\n\n")
             await self.state.stop.wait()
+        # Before the end of the answer: a test reads the notes as soon as the client is done.
+        self.note(received, first, last, prompt_tokens, count, events, "ok")
         self.data(b"data: [DONE]\n\n")
         self.writer.write(b"0\r\n\r\n")
         await self.writer.drain()
-        self.note(received, first, last, prompt_tokens, count, events, "ok")
 
     async def misbehave(self, fault: str, events: int) -> bool:
         """Return True when the stream has been ended."""

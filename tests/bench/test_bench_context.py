@@ -40,7 +40,12 @@ def test_context_sweep(server, bench, tmp_path, text_dir):
     samples = [s for g in result.groups[1:] for r in g.rounds for s in r.samples]
     for real, sample in zip(truth, samples, strict=True):
         assert sample.prompt_tokens == real["prompt_tokens"]
-        assert sample.ttft_s == pytest.approx(real["first"] - real["received"], abs=0.05)
+        # A late wake-up makes a TTFT longer, never shorter than what the server took.
+        assert sample.ttft_s >= real["first"] - real["received"]
+    assert min(
+        sample.ttft_s - (real["first"] - real["received"])
+        for real, sample in zip(truth, samples, strict=True)
+    ) == pytest.approx(0, abs=0.05)
     source = result.evidence.text_source
     assert source["folders"] == [str(text_dir)]
     assert source["sha256"] == result.protocol.prompts["code"]

@@ -180,7 +180,7 @@ def test_plan(server, bench, tmp_path, spark):
     facts = planfile.read(path)
     assert [name for name, _ in facts.nodes] == [node.name for node in plan.nodes]
     assert facts.api_url == plan.api.url
-    endpoint_ = server(rate=2000, model=plan.model.served_name)
+    endpoint_ = server(rate=150, model=plan.model.served_name)
     done = bench(endpoint_.url, "--plan", "cluster.lock.json", "--max-tokens", "20", "--samples",
                  "1", "--out", "r.json")  # fmt: skip
     assert done.status == 0, done.err
@@ -266,7 +266,7 @@ def test_a_busy_endpoint_is_refused(server, bench, tmp_path, monkeypatch, kind):
 
 
 def test_an_endpoint_that_does_not_tell(server, bench):
-    endpoint_ = server(engine="other", rate=2000)
+    endpoint_ = server(engine="other", rate=150)
     done = bench(endpoint_.url, "--max-tokens", "20")
     assert done.status == 0
     assert "does not say whether other requests run" in done.out

@@ -29,7 +29,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_fault_from_the_start(server, bench, tmp_path, fault):
     kind, words = FAULTS[fault]
-    endpoint = server(rate=2000, fault=fault)
+    endpoint = server(rate=150, fault=fault)
     done = bench(endpoint.url, "--max-tokens", "20", "--warmup", "0", "--out", "r.json")
     assert done.status == 1
     assert f"[{kind}]" in done.err
@@ -45,7 +45,7 @@ def test_fault_from_the_start(server, bench, tmp_path, fault):
 @pytest.mark.parametrize("fault", ["cut", "html", "500"])
 def test_fault_in_the_middle_keeps_finished_samples(server, bench, tmp_path, fault):
     # One warm-up and two samples are fine, then every request fails.
-    endpoint = server(rate=2000, chunk=2, fault=fault, fault_after=3)
+    endpoint = server(rate=150, chunk=2, fault=fault, fault_after=3)
     done = bench(endpoint.url, "--max-tokens", "40", "--samples", "5", "--out", "r.json")
     assert done.status == 1
     result = store.load(tmp_path / "r.json")
@@ -60,11 +60,11 @@ def test_fault_in_the_middle_keeps_finished_samples(server, bench, tmp_path, fau
 
 
 def test_a_passing_fault_does_not_end_the_run_and_can_be_resumed(server, bench, tmp_path):
-    endpoint = server(rate=2000, fault="500", fault_after=3)
+    endpoint = server(rate=150, fault="500", fault_after=3)
     # The third timed request fails, and so does the next: two in a row end the run.
     first = bench(endpoint.url, "--max-tokens", "20", "--samples", "5", "--out", "r.json")
     assert first.status == 1
-    healthy = server(rate=2000)
+    healthy = server(rate=150)
     done = bench(healthy.url, "--max-tokens", "20", "--samples", "5", "--resume", "r.json")
     assert done.status == 0, done.err
     result = store.load(tmp_path / "r.json")
@@ -77,7 +77,7 @@ def test_a_passing_fault_does_not_end_the_run_and_can_be_resumed(server, bench, 
 
 
 def test_resume_refuses_another_protocol(server, bench, tmp_path):
-    endpoint = server(rate=2000)
+    endpoint = server(rate=150)
     bench(endpoint.url, "--max-tokens", "20", "--samples", "1", "--out", "r.json")
     before = (tmp_path / "r.json").read_text()
     done = bench(endpoint.url, "--max-tokens", "30", "--samples", "2", "--resume", "r.json")
@@ -88,7 +88,7 @@ def test_resume_refuses_another_protocol(server, bench, tmp_path):
 
 def test_one_failed_stream_spoils_only_its_round(server, bench, tmp_path):
     # Requests 0..3 warm-up of c4, 4..7 the first round; of the second round all but one fail.
-    endpoint = server(rate=2000, fault="cut", fault_after=9)
+    endpoint = server(rate=150, fault="cut", fault_after=9)
     done = bench(
         "sweep", endpoint.url, "--streams", "4", "--kind", "code", "--max-tokens", "20",
         "--samples", "2", "--out", "r.json",
@@ -144,7 +144,7 @@ def test_wrong_key(server, bench, tmp_path, key):
 
 @pytest.mark.parametrize("how", ["file", "variable"])
 def test_key_is_used_and_never_written(server, bench, tmp_path, how):
-    endpoint = server(key="right-key-42", rate=2000)
+    endpoint = server(key="right-key-42", rate=150)
     key_file = tmp_path / "key"
     key_file.write_text("right-key-42\n")
     key_file.chmod(0o600)
@@ -188,7 +188,7 @@ def test_request_timeout(server, bench):
 
 def test_a_stream_that_never_closes_but_is_finished_counts(server, bench, tmp_path):
     done = bench(
-        server(fault="never-closes", rate=2000).url, "--max-tokens", "20", "--stall-timeout", "0.3",
+        server(fault="never-closes", rate=150).url, "--max-tokens", "20", "--stall-timeout", "0.3",
         "--samples", "1", "--warmup", "0", "--out", "r.json",
     )  # fmt: skip
     assert done.status == 0, done.err
@@ -196,7 +196,7 @@ def test_a_stream_that_never_closes_but_is_finished_counts(server, bench, tmp_pa
 
 
 def test_cached_tokens_are_refused(server, bench, tmp_path):
-    endpoint = server(cached=3, rate=2000)
+    endpoint = server(cached=3, rate=150)
     done = bench(endpoint.url, "--max-tokens", "20", "--warmup", "0", "--out", "r.json")
     assert done.status == 1
     assert "3 prompt tokens came from the prefix cache" in done.err
@@ -209,7 +209,7 @@ def test_cached_tokens_are_refused(server, bench, tmp_path):
 
 def test_the_nonce_defeats_a_prefix_cache(server, bench, tmp_path):
     # The server remembers first pages; the same prompt without a nonce would hit.
-    endpoint = server(rate=2000)
+    endpoint = server(rate=150)
     assert bench(endpoint.url, "--max-tokens", "20", "--out", "r.json").status == 0
     result = store.load(tmp_path / "r.json")
     assert {s.cached_tokens for r in result.groups[0].rounds for s in r.samples} == {0}
@@ -217,7 +217,7 @@ def test_the_nonce_defeats_a_prefix_cache(server, bench, tmp_path):
 
 def test_cache_not_reported_is_said(server, bench, tmp_path):
     done = bench(
-        server(cache_report=0, rate=2000).url, "--max-tokens", "20", "--out", "r.json"
+        server(cache_report=0, rate=150).url, "--max-tokens", "20", "--out", "r.json"
     )  # fmt: skip
     assert done.status == 0
     assert "--enable-cache-report" in done.out
@@ -226,7 +226,7 @@ def test_cache_not_reported_is_said(server, bench, tmp_path):
 
 
 def test_answers_that_end_early_are_said(server, bench):
-    done = bench(server(tokens=20, rate=2000).url, "--max-tokens", "400")
+    done = bench(server(tokens=20, rate=150).url, "--max-tokens", "400")
     assert done.status == 0
     assert "answers ended before a quarter of max_tokens" in done.out
 

@@ -186,7 +186,7 @@ def measured(tmp_path_factory):
     from spark_appliance.cli.bench_progress import ConsoleProgress
 
     folder = tmp_path_factory.mktemp("measured")
-    with start_server(folder, rate=2000, chunk=3) as endpoint, ConsoleProgress(quiet=True) as quiet:
+    with start_server(folder, rate=150, chunk=3) as endpoint, ConsoleProgress(quiet=True) as quiet:
         settings = Settings(
             address=parse_url(endpoint.url), mode="sweep", out=folder / "r.json",
             prompts={"prose": prompts.canonical("prose")}, concurrency=(1, 2), rounds=2, warmup=0,

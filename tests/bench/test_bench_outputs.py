@@ -104,7 +104,7 @@ def test_export_command(server, bench, tmp_path):
                 "chipVariant": "DGX Spark", "unifiedMemoryGb": 128}  # fmt: skip
     (tmp_path / "mine.json").write_text(json.dumps(hardware))
     done = bench(
-        "sweep", server(rate=2000, chunk=3).url, "--streams", "1,2", "--kind", "code",
+        "sweep", server(rate=150, chunk=3).url, "--streams", "1,2", "--kind", "code",
         "--max-tokens", "40", "--out", "r.json", "--export", "lmx",
         "--hf-id", "deepseek-ai/DeepSeek-V4.1-Flash", "--quantization", "FP8",
         "--hardware", "mine.json", "--export-dir", "out",
@@ -162,7 +162,7 @@ def test_bad_hardware_file(bench, tmp_path):
 def test_plots(server, bench, tmp_path, name):
     pytest.importorskip("matplotlib", reason="the extra `plot` (matplotlib) is not installed")
     done = bench(
-        "sweep", server(rate=4000, chunk=4).url, "--streams", "1,2,4", "--kind", "prose",
+        "sweep", server(rate=300, chunk=4).url, "--streams", "1,2,4", "--kind", "prose",
         "--kind", "code", "--max-tokens", "40", "--samples", "2", "--warmup", "0",
         "--plot", name, "--out", "r.json",
     )  # fmt: skip
@@ -214,7 +214,7 @@ def test_canonical_prompts_are_what_results_say_they_are():
 def test_prompt_file(server, bench, tmp_path):
     text = "Erzähle eine Geschichte.\n"
     (tmp_path / "p.txt").write_text(text)
-    endpoint = server(rate=2000)
+    endpoint = server(rate=150)
     done = bench(endpoint.url, "--prompt-file", "p.txt", "--max-tokens", "20", "--out", "r.json")
     assert done.status == 0, done.err
     digest = hashlib.sha256(text.encode()).hexdigest()
@@ -269,7 +269,7 @@ def test_no_url(bench):
 
 
 def test_model_that_is_not_listed(server, bench):
-    done = bench(server(rate=2000).url, "--model", "fault:404", "--max-tokens", "20", "--warmup",
+    done = bench(server(rate=150).url, "--model", "fault:404", "--max-tokens", "20", "--warmup",
                  "0")  # fmt: skip
     assert done.status == 1
     assert "fault:404 is not in /v1/models (test-model)" in done.err

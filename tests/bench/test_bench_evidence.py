@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,17 @@ def test_a_run_with_nodes(server, bench, tmp_path, spark):
     result = store.load(tmp_path / "r.json")
     assert result.evidence.image_digest == "lmsysorg/sglang@sha256:bbbb"
     assert "| spark1 |" in done.out
+
+
+def test_a_node_that_answers_late_does_not_hold_up_an_interrupt(monkeypatch):
+    release = threading.Event()
+    monkeypatch.setattr(nodes, "facts", lambda _host: release.wait(60) or {})
+    monkeypatch.setattr(nodes, "_STOP_S", 0.01)
+    sampler = nodes.Sampler([("a", Host("a"))])
+    sampler.start(0.0)
+    assert not sampler.ready
+    sampler.stop()  # returns although the node has not answered
+    release.set()
 
 
 def test_nodes_are_not_read_more_often(bench):

@@ -20,7 +20,6 @@ import torch
 from engine_harness import engine_rank, load_plugin, require_engine
 from manifest import Checkpoint
 from safetensors.torch import load_file
-
 from spark_tp_pad.rules import ModelSizes
 
 #: Real widths, one layer, one draft stage, few experts and tokens, so that it fits anywhere.
@@ -96,7 +95,10 @@ class Recorder:
 
 def _attention(keep: Recorder, prefix: str, attention: Any, x: torch.Tensor, cache: Any) -> None:
     from sglang.kernels.ops.attention.flash_mla_sm120_triton import flash_mla_sparse_decode_triton
-    from sglang.srt.distributed import tensor_model_parallel_all_gather
+    from sglang.srt.distributed import (
+        tensor_model_parallel_all_gather,
+        tensor_model_parallel_all_reduce,
+    )
     from sglang.srt.models.deepseek_v4 import _apply_wo_a_bf16_matmul
 
     if attention.fuse_wqa_wkv:
@@ -130,7 +132,9 @@ def _attention(keep: Recorder, prefix: str, attention: Any, x: torch.Tensor, cac
     whole = tensor_model_parallel_all_gather(projected.flatten(1).contiguous(), -1)
     keep.keep(f"{prefix}.wo_a", whole[:, : 8 * attention.o_lora_rank])
     assert not whole[:, 8 * attention.o_lora_rank :].any(), "padded groups must be zero"
-    keep.keep(f"{prefix}.wo_b", attention.wo_b(projected.flatten(1).contiguous())[0])
+    # In the engine the next stage completes the sum over ranks; here it is done at once.
+    part = attention.wo_b(projected.flatten(1).contiguous(), skip_all_reduce=True)[0]
+    keep.keep(f"{prefix}.wo_b", tensor_model_parallel_all_reduce(part))
 
 
 def _experts(keep: Recorder, prefix: str, mlp: Any, x: torch.Tensor) -> None:

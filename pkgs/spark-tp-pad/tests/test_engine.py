@@ -139,7 +139,9 @@ def _meta_weights():
         yield tensor.name, torch.empty(tensor.shape, dtype=DTYPES[tensor.dtype], device="meta")
 
 
-def _load_everything(folder, rank, caplog):
+def _load_everything(folder, rank, caplog, monkeypatch):
+    # Any mode but the static one has the confidence head.
+    monkeypatch.setenv("SGLANG_RAGGED_VERIFY_MODE", "compact")
     with engine_rank(folder, FLASH, tp=3, rank=rank) as engine, caplog.at_level("WARNING"):
         target_model = engine.build(device="meta")
         draft_model = engine.build(draft=True, device="meta")
@@ -168,12 +170,13 @@ def _load_everything(folder, rank, caplog):
                 shape = (128, *shape[1:])
             assert drafted[f"stages.{stage}.{name}"] == shape, (stage, name)
     assert drafted["markov_head.markov_w2.weight"] == (129280, 256)
+    assert drafted["confidence_head.proj.weight"] == (1, 5376)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1, 2])
-def test_all_96085_tensors_through_the_engine_at_three_ranks(engine, caplog, rank):
-    _load_everything(engine, rank, caplog)
+def test_all_96085_tensors_through_the_engine_at_three_ranks(engine, caplog, monkeypatch, rank):
+    _load_everything(engine, rank, caplog, monkeypatch)
 
 
 def test_overhead_is_what_the_engine_allocates(engine):
@@ -256,6 +259,36 @@ def test_draft_sampling_of_the_engine_skips_padded_entries(monkeypatch):
     )
     whole = dspark.gather_and_crop_vocab(local[0], SimpleNamespace(org_vocab_size=1000))
     assert torch.equal(whole, real)
+
+
+def test_routing_of_the_engine_never_chooses_a_padded_expert(engine, weights):
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randint(-32, 33, (512, SMALL.sizes.hidden), generator=generator) / 8
+
+    def chosen(tp, ep, is_draft):
+        with engine_rank(engine, SMALL, tp=tp, ep=ep, rank=tp - 1) as rank:
+            model = rank.build(draft=is_draft)
+            model.load_weights(iter(weights.items()))
+            block = model.stages[0] if is_draft else model.model.layers[0]
+            logits = x @ block.mlp.gate.weight.float().T
+            result = block.mlp.topk(x.bfloat16(), logits)
+            # The engine leaves the order of the chosen open.
+            order = result.topk_ids.argsort(1)
+            return (
+                logits.shape[1],
+                result.topk_ids.gather(1, order),
+                result.topk_weights.gather(1, order),
+            )
+
+    for is_draft, real, padded in ((False, 8, 9), (True, 7, 9)):
+        count, ids, factors = chosen(3, 3, is_draft)
+        assert count == padded
+        assert int(ids.max()) < real
+        whole_count, whole_ids, whole_factors = chosen(1, 1, is_draft)
+        assert whole_count == real
+        assert torch.equal(ids, whole_ids)
+        # They are divided by their sum, whose order may differ.
+        assert torch.allclose(factors, whole_factors, rtol=1e-6, atol=0)
 
 
 def test_inactive_sizes_are_said_in_the_log(engine, caplog):

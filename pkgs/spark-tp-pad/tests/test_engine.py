@@ -310,6 +310,7 @@ def test_a_model_that_cannot_be_padded_ends_the_process(engine):
         pass
 
 
+@pytest.mark.slow
 def test_a_broken_plugin_ends_every_engine_process():
     require_engine()
     # load_plugins logs exceptions and goes on; this one must not be of that kind.

@@ -291,6 +291,31 @@ def test_routing_of_the_engine_never_chooses_a_padded_expert(engine, weights):
         assert torch.allclose(factors, whole_factors, rtol=1e-6, atol=0)
 
 
+def test_hooks_of_another_plugin_on_the_same_function_stay_in_effect(engine, monkeypatch):
+    from sglang.srt.model_loader import loader
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    target = "sglang.srt.model_loader.loader._initialize_model"
+    monkeypatch.setattr(loader, "_initialize_model", loader._initialize_model)
+    monkeypatch.setattr(HookRegistry, "_hooks", HookRegistry._hooks.copy())
+    monkeypatch.setattr(HookRegistry, "_patched", HookRegistry._patched.copy())
+    calls = []
+
+    def other(original, *args, **kwargs):
+        calls.append(args)
+        return original(*args, **kwargs)
+
+    HookRegistry.register(target, other, HookType.AROUND)
+    HookRegistry.apply_hooks()
+    # A second load in the same process wraps nothing twice.
+    load_plugin(monkeypatch, active=True)
+    with engine_rank(engine, FLASH, tp=3) as rank:
+        model = rank.build(device="meta")
+    assert len(calls) == 1
+    assert model.config.o_groups == 12
+    assert "load_weights" in vars(model)
+
+
 def test_inactive_sizes_are_said_in_the_log(engine, caplog):
     with caplog.at_level("INFO", "spark_tp_pad"), engine_rank(engine, FLASH, tp=2) as rank:
         model = rank.build(device="meta")

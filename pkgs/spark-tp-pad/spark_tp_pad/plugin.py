@@ -108,9 +108,7 @@ def check_hook(hook: Hook) -> None:
 
 
 def apply_hook(hook: Hook, plugins: Any) -> None:
-    """Wrap the function, once, by the engine's own means: also where it was imported by name.
-
-    `plugins` is the module `sglang.srt.plugins.hook_registry`.
+    """Wrap the function, once, with `plugins`, the engine's module of hooks.
 
     Raises:
         StartRefused: the wrapper is not in place afterwards.

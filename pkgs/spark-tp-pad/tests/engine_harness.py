@@ -8,6 +8,7 @@ copied here; the tests that use this skip by name when the wheel is not installe
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -30,7 +31,12 @@ DTYPES = {
 
 
 def require_engine() -> None:
-    """Skip, by name, unless the wheel and its imports are there."""
+    """Skip, by name, unless the wheel and its imports are there.
+
+    With SPARK_ENGINE_REQUIRED=1, as in CI, a missing engine is a failure instead.
+    """
+    required = os.environ.get("SPARK_ENGINE_REQUIRED") == "1"
+    give_up = pytest.fail if required else pytest.skip
     _let_torchvision_import()
     reason = (
         "needs the sglang 0.5.23 wheel (pip install --no-deps) and the imports of "
@@ -42,9 +48,9 @@ def require_engine() -> None:
         import sglang.srt.models.deepseek_v4
         import sglang.srt.models.deepseek_v4_dspark
     except ImportError as error:
-        pytest.skip(reason + str(error))
+        give_up(reason + str(error))
     if getattr(sglang, "__version__", "") != "0.5.23":
-        pytest.skip(reason + f"found version {getattr(sglang, '__version__', 'unknown')}")
+        give_up(reason + f"found version {getattr(sglang, '__version__', 'unknown')}")
 
 
 def _let_torchvision_import() -> None:

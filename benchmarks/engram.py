@@ -145,7 +145,7 @@ def fio_copy(source: Path, target: Path, job: pack.Job) -> None:
     subprocess.run(
         [
             "fio", *shared, "--fallocate=native",
-            "--name=read", f"--filename={source}", "--rw=read", "--readonly",
+            "--name=read", f"--filename={source}", "--rw=read",
             f"--size={read_bytes // 4194304 * 4194304}",
             "--name=write", f"--filename={target}", "--rw=write", "--end_fsync=1",
             f"--size={-(-job.identity.file_bytes // 4194304) * 4194304}",

@@ -43,12 +43,17 @@ class State:
     restarts: list[float] = field(default_factory=list)
     connected: list[str] = field(default_factory=list)
 
+    @property
+    def line(self) -> str:
+        """Phase and text in one line."""
+        return f"{self.phase.value}: {self.text}" if self.phase else ""
+
     def enter(self, phase: Phase, text: str) -> None:
         """Change phase or its text."""
         if (phase, text) == (self.phase, self.text):
             return
         self.phase, self.text = phase, text
-        line = f"{phase.value}: {text}"
+        line = self.line
         if phase is Phase.GAVE_UP:
             self.journal.error(line)
         else:

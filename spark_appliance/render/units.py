@@ -190,8 +190,8 @@ def units(rank: Rank) -> list[UnitPlan]:
         result.append(_pack(rank, rank.engram, storage))
         storage = [*storage, PACK]
     result.append(_guard(rank))
-    needed = [*network, *storage, GUARD]
-    result.append(_supervisor(rank, needed))
+    needed = [*network, *storage]
+    result.append(_supervisor(rank, [*needed, GUARD]))
     result.append(_engine(rank, needed))
     if rank.head:
         result.append(_ready(rank))
@@ -312,6 +312,8 @@ def _supervisor(rank: Rank, needed: list[str]) -> UnitPlan:
                 "Restart": "on-failure",
                 "RestartSec": "5",
                 "RestartPreventExitStatus": str(GAVE_UP_STATUS),
+                # SIGTERM is for the supervisor alone, not for the systemctl it is waiting for
+                "KillMode": "mixed",
                 # the head's engine, then the workers', then some
                 "TimeoutStopSec": str(HEAD_STOP_TIMEOUT + WORKER_STOP_TIMEOUT + 30),
             },
@@ -369,8 +371,11 @@ def _engine(rank: Rank, needed: list[str]) -> UnitPlan:
         ENGINE,
         f"SGLang rank {rank.rank} of {rank.tp}",
         "exec",
-        after=needed,
+        after=[*needed, GUARD],
         requires=needed,
+        # not required: systemd would restart the engine with the guard; the supervisor arms the
+        # guard before each start and stops the group when it fails for good
+        wants=[GUARD],
         started_by="supervisor",
         service=_Service(execute, pre, stop_post, settings),
     )

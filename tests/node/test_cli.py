@@ -23,7 +23,10 @@ from spark_appliance.node.systemctl import Systemctl, parse_show
 
 from .conftest import write
 
-SHOWN = "Id,LoadState,ActiveState,SubState,Result,ExecMainStatus,StatusText,ControlGroup,NRestarts"
+SHOWN = (
+    "Id,LoadState,ActiveState,SubState,Result,ExecMainStatus,StatusText,ControlGroup,"
+    "InvocationID,NRestarts"
+)
 
 COMMANDS = ["fabric", "guard", "prepare", "exec", "ready", "supervise", "status"]
 
@@ -172,7 +175,7 @@ def test_programs_answer_in_english_and_without_our_notify_socket(
     assert "LC_ALL=C" in done.stdout.splitlines()
     assert "NOTIFY_SOCKET" not in done.stdout
     failed = run(["sh", "-c", "echo one >&2; echo two >&2; exit 5"], seconds=30)
-    assert (failed.status, failed.reason) == (5, "two")
+    assert (failed.status, failed.reason) == (5, "one")
 
 
 def test_systemctl_calls_are_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,3 +218,29 @@ def test_atomic_files_leave_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(NodeError, match=f"cannot write {tmp_path}/file"):
         write_atomic(tmp_path / "file", "x")
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_failed_start_says_the_units_own_last_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import asyncio
+
+    calls = tmp_path / "calls"
+    write(
+        tmp_path / "bin/systemctl",
+        "#!/bin/sh\n"
+        'case $1 in show) echo 0123abcd ;; start) echo "Job failed." >&2; exit 1 ;; esac\n',
+    )
+    write(tmp_path / "bin/journalctl", f'#!/bin/sh\necho "$@" >> {calls}\necho "no such shard"\n')
+    for tool in ("systemctl", "journalctl"):
+        (tmp_path / "bin" / tool).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    message = r"^a\.service did not start: no such shard \(journalctl -u a\.service\)$"
+    with pytest.raises(NodeError, match=message):
+        asyncio.run(Systemctl().start("a.service", seconds=30))
+    assert calls.read_text() == (
+        "--priority=err --lines=1 --output=cat --no-pager --quiet _SYSTEMD_INVOCATION_ID=0123abcd\n"
+    )
+    (tmp_path / "bin/journalctl").write_text("#!/bin/sh\nexit 1\n")
+    with pytest.raises(NodeError, match=r"did not start: Job failed\. \("):
+        asyncio.run(Systemctl().start("a.service", seconds=30))

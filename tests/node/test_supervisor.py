@@ -79,6 +79,7 @@ class FakeUnits:
             GUARD: UnitState(GUARD, "active"),
             READY: UnitState(READY, "inactive"),
         }
+        self.looks = 0
         self.fail_start: str | None = None
         self.hold_start: asyncio.Event | None = None
 
@@ -108,6 +109,7 @@ class FakeUnits:
             self.states[unit] = UnitState(unit, "failed", result="signal", status="9")
 
     async def show(self, units: Sequence[str]) -> dict[str, UnitState]:
+        self.looks += 1
         return {unit: self.states[unit] for unit in units}
 
     def crash(self, unit: str = ENGINE, status: str = "139") -> None:
@@ -433,6 +435,36 @@ def test_a_guard_that_is_down_stops_all(make: Any) -> None:
             assert (
                 "spark3: spark-guard.service failed (signal, status 1): without the memory" in text
             )
+
+    run(body)
+
+
+def test_the_guard_is_armed_before_the_engine(make: Any) -> None:
+    async def body() -> None:
+        async with make() as cluster:
+            cluster.start("spark1")
+            cluster.start("spark2")
+            cluster.start("spark3").units.states[GUARD] = UnitState(GUARD, "inactive")
+            await cluster.system.until(cluster.system.phase("spark1", "serving"))
+            events = [event for event in cluster.system.events if event.startswith("spark3")]
+            assert events == ["spark3 start spark-guard", "spark3 start spark-engine"]
+
+    run(body)
+
+
+def test_an_engine_that_somebody_restarts_alone_takes_all_down(make: Any) -> None:
+    async def body() -> None:
+        async with make() as cluster:
+            cluster.start_all()
+            units = cluster["spark2"].units
+            await cluster.serving()
+            looks = units.looks
+            await cluster.system.until(lambda: units.looks > looks)
+            units.states[ENGINE] = UnitState(ENGINE, "active", invocation="another")
+            await cluster.system.until(cluster.system.phase("spark1", "loading"))
+            text = cluster["spark1"].state["last_failure"]["text"]
+            assert "spark2: spark-engine.service was restarted by somebody else" in text
+            assert "spark1 kill spark-engine" in cluster.system.events
 
     run(body)
 

@@ -121,9 +121,12 @@ def test_order_and_who_starts_what(plan_of: dict[str, Any]) -> None:
         assert target.wanted_by == ["multi-user.target"]
         assert target.wants == [u.name for u in node.units if u.started_by == "target"]
         by_name = {unit.name: unit for unit in node.units}
-        assert "spark-guard.service" in by_name["spark-engine.service"].requires
+        assert by_name["spark-engine.service"].wants == ["spark-guard.service"]
+        assert "spark-guard.service" not in by_name["spark-engine.service"].requires
+        assert "spark-guard.service" in by_name["spark-engine.service"].after
         assert by_name["spark-supervisor.service"].requires == []
         assert by_name["spark-engine.service"].settings["Restart"] == "no"
+        assert by_name["spark-supervisor.service"].settings["KillMode"] == "mixed"
         assert ("spark-ready.service" in by_name) == (node.rank == 0)
         for unit in node.units:
             assert unit.part_of == ([] if unit.started_by == "boot" else ["spark.target"])

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_appliance.node.errors import PlanError
@@ -64,11 +64,12 @@ def test_a_plan_that_is_not_there(tmp_path: Path) -> None:
 READERS = ["text", "integer", "integers", "texts", "view", "views", "groups"]
 
 
-@pytest.mark.parametrize("reader", READERS)
+@settings(max_examples=60, deadline=None)
 @given(value=st.recursive(st.none() | st.booleans() | st.text() | st.integers(), st.lists))
-def test_readers_never_raise_anything_else(reader: str, value: Any) -> None:
+def test_readers_never_raise_anything_else(value: Any) -> None:
     view = View({"key": value}, "plan")
-    try:
-        getattr(view, reader)("key")
-    except PlanError as error:
-        assert "plan.key" in str(error)
+    for reader in READERS:
+        try:
+            getattr(view, reader)("key")
+        except PlanError as error:
+            assert "plan.key" in str(error)

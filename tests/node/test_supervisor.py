@@ -36,21 +36,20 @@ class System:
     events: list[str] = field(default_factory=list)
     phases: dict[str, list[str]] = field(default_factory=dict)
     marks: dict[str, int] = field(default_factory=dict)
-    condition: asyncio.Condition = field(default_factory=asyncio.Condition)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
     ready_when_started: bool = True
 
-    async def record(self, event: str) -> None:
+    def record(self, event: str) -> None:
         self.events.append(event)
-        async with self.condition:
-            self.condition.notify_all()
+        self.news.set()
 
     async def until(self, check: Callable[[], bool]) -> None:
         async with asyncio.timeout(20):
             while not check():
-                async with self.condition:
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(0.1):
-                            await self.condition.wait()
+                self.news.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(0.1):  # files and logs send no news
+                        await self.news.wait()
 
     def phase(self, node: str, text: str) -> Callable[[], bool]:
         """Whether a node has entered a phase since ``mark``; phases may pass quickly."""
@@ -85,7 +84,7 @@ class FakeUnits:
 
     async def start(self, unit: str, *, seconds: float, wait: bool = True) -> None:
         assert seconds > 0
-        await self.system.record(f"{self.node} start {unit.split('.')[0]}")
+        self.system.record(f"{self.node} start {unit.split('.')[0]}")
         if unit == READY:
             assert not wait
             active = "active" if self.system.ready_when_started else "activating"
@@ -100,12 +99,12 @@ class FakeUnits:
     async def stop(self, unit: str, *, seconds: float) -> None:
         assert seconds > 0
         if self.states[unit].active not in ("inactive", "failed"):
-            await self.system.record(f"{self.node} stop {unit.split('.')[0]}")
+            self.system.record(f"{self.node} stop {unit.split('.')[0]}")
         self.states[unit] = UnitState(unit, "inactive")
 
     async def kill(self, unit: str) -> None:
         if self.states[unit].running:
-            await self.system.record(f"{self.node} kill {unit.split('.')[0]}")
+            self.system.record(f"{self.node} kill {unit.split('.')[0]}")
             self.states[unit] = UnitState(unit, "failed", result="signal", status="9")
 
     async def show(self, units: Sequence[str]) -> dict[str, UnitState]:
@@ -123,6 +122,7 @@ class RecordingNotifier(Notifier):
 
     def status(self, text: str) -> None:
         self.system.phases.setdefault(self.node, []).append(text)
+        self.system.news.set()
 
 
 @dataclass

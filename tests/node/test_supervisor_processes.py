@@ -76,7 +76,7 @@ for unit in $units; do
 done
 """
 
-TIMING = ["--heartbeat", "0.2", "--peer-deadline", "4", "--poll", "0.1", "--reconnect", "0.2"]
+TIMING = ["--heartbeat", "0.2", "--peer-deadline", "3", "--poll", "0.1", "--reconnect", "0.2"]
 SECONDS = 30.0
 ENGINE = "spark-engine.service"
 
@@ -299,7 +299,7 @@ def test_a_frozen_worker_is_a_lost_worker(fleet: Fleet) -> None:
     frozen_engine = frozen.engine
     head_engine = head.engine
     frozen.signal(signal.SIGSTOP)
-    assert "spark2: supervisor lost: silent for 4 s" in head.wait_for("backoff")
+    assert "spark2: supervisor lost: silent for 3 s" in head.wait_for("backoff")
     assert not alive(head_engine)
     head.wait_for("waiting: for the supervisors of spark2")
     frozen.signal(signal.SIGCONT)

@@ -194,7 +194,7 @@ def test_lines_cannot_be_repeated_or_sent_back() -> None:
     run(body)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(garbage=st.binary(max_size=300) | st.text(max_size=200).map(str.encode))
 def test_garbage_ends_in_typed_errors(garbage: bytes) -> None:
     async def body() -> None:
@@ -216,7 +216,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     fields=st.dictionaries(
         st.sampled_from(["type", "node", "nonce", "plan", "mac", "version", "reason", "x"]),

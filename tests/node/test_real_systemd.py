@@ -331,7 +331,7 @@ def test_a_guard_that_comes_back_leaves_the_engine_alone(machine: Machine) -> No
 def test_an_engine_restarted_by_hand_is_noticed(machine: Machine) -> None:
     machine.serve()
     since = machine.now()
-    machine.run("systemctl restart spark-engine.service")
+    machine.run("systemctl restart --no-block spark-engine.service")
     machine.wait_for("stopping every rank, because of one: spark-engine.service ", since)
     machine.wait_for("serving: the endpoint", since)
 

@@ -239,6 +239,7 @@ def _pack(rank: Rank, engram: EngramPlan, storage: list[str]) -> UnitPlan:
         "OOMScoreAdjust": "500",
         "LimitMEMLOCK": "infinity",
     }
+    pre: list[list[str]] = []
     stop_post: list[list[str]] = []
     if rank.system == "nixos":
         start = [SPARK_ENGRAM, *words]
@@ -251,6 +252,7 @@ def _pack(rank: Rank, engram: EngramPlan, storage: list[str]) -> UnitPlan:
         }
     else:
         name = f"{CONTAINER}-pack"
+        pre.append(_remove_container(name))
         start = [*_in_container(rank, name, "--writable-engram"), "--", "spark-engram", *words]
         stop_post = [_remove_container(name)]
     return _unit(
@@ -259,7 +261,7 @@ def _pack(rank: Rank, engram: EngramPlan, storage: list[str]) -> UnitPlan:
         "oneshot",
         after=storage,
         requires=storage,
-        service=_Service(start, [], stop_post, settings),
+        service=_Service(start, pre, stop_post, settings),
     )
 
 
@@ -365,7 +367,8 @@ def _engine(rank: Rank, needed: list[str]) -> UnitPlan:
         if rank.engram is not None:
             name = f"{CONTAINER}-check"
             pre.append([*_in_container(rank, name, *user), "--", "spark-engram", *check])
-        # the container has a cgroup of its own and may outlive its client
+        # the container has a cgroup of its own and may outlive its client, or a power cut
+        pre.insert(0, _remove_container(CONTAINER))
         stop_post = [_remove_container(CONTAINER)]
     return _unit(
         ENGINE,

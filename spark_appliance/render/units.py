@@ -18,6 +18,7 @@ from spark_appliance.names import (
     GAVE_UP_STATUS,
     GUARD,
     HEAD_STOP_TIMEOUT,
+    NFS_SERVER,
     PACK,
     PLAN_PATH,
     READY,
@@ -26,7 +27,6 @@ from spark_appliance.names import (
     WORKER_STOP_TIMEOUT,
 )
 
-NFS_SERVER: Final = "nfs-server.service"
 NETWORK_ONLINE: Final = "network-online.target"
 
 FABRIC_DEADLINE: Final = 120

@@ -196,7 +196,7 @@ def check_budget(
                 f"set mem-fraction-static to {floor:.3f} or more",
             )
         )
-    else:
+    elif worst.missing_gib <= 0:
         findings += _check_pool(facts, parallelism, work, worst, path)
     if work.kv_tokens < work.context:
         findings.append(

@@ -170,7 +170,8 @@ def test_engine_by_hand(cases: Any) -> None:
     unit = sections(value["engine"])
     assert unit["Service"]["LoadCredential"] == ["api-key:/etc/spark/api-key"]
     assert unit["Service"]["LimitMEMLOCK"] == ["infinity"]
-    assert unit["Unit"]["Requires"] == ["spark-guard.service"]
+    assert unit["Unit"]["Requires"] == []  # no cables, no mounts, no tables here
+    assert unit["Unit"]["After"] == unit["Unit"]["Wants"] == ["spark-guard.service"]
     assert unit["Unit"]["Description"] == ["SGLang rank 0 of 1"]
     assert sections(value["ready"])["Unit"]["Requires"] == ["spark-engine.service"]
     assert sections(value["target"])["Unit"]["Wants"] == [

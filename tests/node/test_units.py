@@ -31,7 +31,7 @@ version: 1
 name: home
 profile: stable-tp3
 topology: {kind: triangle}
-model: {path: "/home/me/my~models,v=4@home"}
+model: {path: "/home/me/my~models,v=4+home"}
 api: {key_file: "/home/me/the+key"}
 nodes:
   - {name: a, address: 192.168.1.1, system: nixos, engram: {directory: "/home/me/eng-ram"}}

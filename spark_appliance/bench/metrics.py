@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from spark_appliance.bench import sse, stats
-from spark_appliance.bench.client import Recording
 from spark_appliance.bench.result import (
     Acceptance,
     Failure,
@@ -24,6 +23,7 @@ from spark_appliance.bench.result import (
     Summary,
     Timings,
 )
+from spark_appliance.bench.wire import Recording
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from spark_appliance.ssh import Host
 
 MIN_INTERVAL_S = 10
 BUSY_PCT = 50.0
-_FACTS_TIMEOUT_S = 60.0
+_FACTS_TIMEOUT_S = 30.0
 # A reading loop ends by itself after this, should its client vanish without a word.
 _LOOP_LIMIT_S = 24 * 3600
 

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from spark_appliance.bench import engine, failures, metrics, prompts
-from spark_appliance.bench.client import ChatRequest, Client, EndpointError, Recording
+from spark_appliance.bench.client import Client, EndpointError
 from spark_appliance.bench.jobs import Job
 from spark_appliance.bench.metrics import Prompt
 from spark_appliance.bench.result import Group, LoadReading, Round, Sample
+from spark_appliance.bench.wire import ChatRequest, Recording
 
 _PROMPT_SAMPLE = 2000  # characters; the limits of the lmx record (field notes 7.6)
 _OUTPUT_SAMPLE = 4000

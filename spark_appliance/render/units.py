@@ -10,44 +10,33 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from spark_appliance.model.plan import EngramPlan, UnitPlan, WeightsPlan
+from spark_appliance.names import (
+    CONTAINER,
+    ENGINE,
+    ENGINE_USER,
+    FABRIC,
+    GAVE_UP_STATUS,
+    GUARD,
+    HEAD_STOP_TIMEOUT,
+    PACK,
+    PLAN_PATH,
+    READY,
+    SUPERVISOR,
+    TARGET,
+    WORKER_STOP_TIMEOUT,
+)
 
-FABRIC: Final = "spark-fabric.service"
-PACK: Final = "spark-engram-pack.service"
-GUARD: Final = "spark-guard.service"
-SUPERVISOR: Final = "spark-supervisor.service"
-ENGINE: Final = "spark-engine.service"
-READY: Final = "spark-ready.service"
-TARGET: Final = "spark.target"
 NFS_SERVER: Final = "nfs-server.service"
 NETWORK_ONLINE: Final = "network-online.target"
 
-PLAN_PATH: Final = "/etc/spark/plan.json"
-"""Where every node keeps the whole plan."""
-
-ENGINE_USER: Final = "spark"
-"""System user and group of the engine; owns nothing but its runtime and cache directories."""
-
-CONTAINER: Final = "spark-engine"
-"""Name of the engine's container on DGX OS."""
-
-GAVE_UP_STATUS: Final = 3
-"""Exit status of the supervisor once its restarts are used up: systemd must not start it again."""
+FABRIC_DEADLINE: Final = 120
+"""Seconds for links, addresses and peers: a ConnectX-7 link is up some 10 s after its peer."""
 
 SPARK_NODE: Final = "@spark-node@"
 PYTHON: Final = "@python@"
 SPARK_ENGRAM: Final = "@spark-engram@"
 CONTAINER_RUNTIME: Final = "@container-runtime@"
 IMAGE: Final = "@image@"
-
-FABRIC_DEADLINE: Final = 120
-"""Seconds for links, addresses and peers: a ConnectX-7 link is up some 10 s after its peer."""
-
-HEAD_STOP_TIMEOUT: Final = 60
-"""Seconds for the head's engine to finish after SIGTERM, then SIGKILL."""
-
-WORKER_STOP_TIMEOUT: Final = 30
-"""A worker ignores SIGTERM until rank 0 says goodbye (sglang 0.5.23 entrypoints/engine.py:1260);
-the head goes first, so this only bites when the head is gone."""
 
 LIMITS: Final = {
     # pinned buffers of RDMA, NCCL and the Engram reader; PAM limits do not reach services

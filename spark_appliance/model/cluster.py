@@ -221,6 +221,30 @@ class Weights(_Model):
     rdma: bool = Field(False, description="NFS over RDMA (port 20049) instead of TCP.")
 
 
+class Image(_Model):
+    """The engine's container image on DGX OS nodes.
+
+    Only a digest says which image runs: a tag may mean another one tomorrow.
+    """
+
+    reference: str | None = Field(
+        None,
+        pattern=r"^[a-z0-9]([a-z0-9._-]*[a-z0-9])?(:[0-9]{1,5})?(/[a-z0-9]([a-z0-9._-]*[a-z0-9])?)*"
+        r"(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?$",
+        max_length=255,
+        description="Registry name of the image, for example registry.lan:5000/spark-engine; a "
+        "tag is allowed but the digest decides. Without it the digest is the ID of an image that "
+        "was loaded on every node (docker load).",
+    )
+    digest: str = Field(
+        pattern=r"^sha256:[0-9a-f]{64}$",
+        description="Digest of the manifest for linux/arm64, or the image ID without a reference.",
+    )
+    runtime: Literal["docker", "podman"] = Field(
+        "docker", description="Container runtime of the nodes; DGX OS brings docker."
+    )
+
+
 class Cluster(_Model):
     """A cluster file, ``version: 1``."""
 
@@ -247,6 +271,9 @@ class Cluster(_Model):
     weights: Weights = Field(default_factory=Weights, description="Checkpoint distribution.")
     api: Api = Field(default_factory=Api, description="The endpoint.")
     ports: Ports = Field(default_factory=Ports, description="Ports between nodes.")
+    image: Image | None = Field(
+        None, description="Engine image of DGX OS nodes; NixOS nodes do not use it."
+    )
     engine: EngineOverrides = Field(
         default_factory=EngineOverrides, description="Overrides for every node."
     )

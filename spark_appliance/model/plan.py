@@ -103,6 +103,15 @@ class PortsPlan(_Model):
     nfs: int | None
 
 
+class ImagePlan(_Model):
+    """The engine's image on DGX OS nodes."""
+
+    name: str = Field(description="What is given to the runtime: reference@digest or the ID.")
+    reference: str | None = Field(description="Where to pull it from; null: loaded by hand.")
+    digest: str
+    runtime: Literal["docker", "podman"]
+
+
 class HealthPlan(_Model):
     """How readiness is judged: not by a status code alone but by a generation."""
 
@@ -323,6 +332,7 @@ class Plan(_Model):
     parallel: ParallelPlan
     api: ApiPlan
     ports: PortsPlan
+    image: ImagePlan | None = Field(description="Null until the cluster file names one.")
     health: HealthPlan
     restart: RestartPlan
     start_order: list[list[str]] = Field(description="Groups of nodes; a group starts at once.")

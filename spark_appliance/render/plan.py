@@ -18,6 +18,7 @@ from spark_appliance.model.plan import (
     Checkpoint,
     Engine,
     HealthPlan,
+    ImagePlan,
     MemoryPart,
     MemoryPlan,
     NcclLibrary,
@@ -170,6 +171,7 @@ def _plan(
             supervisor=cluster.ports.supervisor,
             nfs=NFS_PORT if nfs else None,
         ),
+        image=_image(cluster),
         health=_health(cluster),
         restart=RestartPlan(limit=3, window=3600, backoff=[10, 60, 300]),
         # workers first: they wait for the head's rendezvous, the head does not wait for them
@@ -280,6 +282,22 @@ def _memory(node_budget: Budget) -> MemoryPlan:
 def _client_host(cluster: Cluster) -> str:
     bind = cluster.api.bind
     return cluster.nodes[0].address if bind == "0.0.0.0" else bind  # noqa: S104
+
+
+def _image(cluster: Cluster) -> ImagePlan | None:
+    image = cluster.image
+    if image is None:
+        return None
+    # a digest beside a tag is what the runtime goes by; the tag would only mislead a reader
+    repository = image.reference
+    if repository is not None and ":" in repository.rsplit("/", 1)[-1]:
+        repository = repository.rpartition(":")[0]
+    return ImagePlan(
+        name=image.digest if repository is None else f"{repository}@{image.digest}",
+        reference=image.reference,
+        digest=image.digest,
+        runtime=image.runtime,
+    )
 
 
 def _health(cluster: Cluster) -> HealthPlan:

@@ -247,7 +247,7 @@ def _pack(rank: Rank, engram: EngramPlan, storage: list[str]) -> UnitPlan:
             # an Engram directory may belong to anybody and lie anywhere
             "CapabilityBoundingSet": "CAP_DAC_OVERRIDE",
             "ProtectHome": "no",
-            "ReadWritePaths": engram.directory,
+            "ReadWritePaths": _path(engram.directory),
         }
     else:
         name = f"{CONTAINER}-pack"
@@ -339,7 +339,7 @@ def _engine(rank: Rank, needed: list[str]) -> UnitPlan:
         "Restart": "no",
     }
     if rank.head and rank.key_file is not None:
-        settings["LoadCredential"] = f"api-key:{rank.key_file}"
+        settings["LoadCredential"] = _credential(rank.key_file)
     stop_post: list[list[str]] = []
     if rank.system == "nixos":
         execute = rank.command("exec", "--python", PYTHON)
@@ -352,16 +352,17 @@ def _engine(rank: Rank, needed: list[str]) -> UnitPlan:
             "WorkingDirectory": rank.cache_directory,
         }
         if _in_home(rank.checkpoint):
-            settings |= {"ProtectHome": "tmpfs", "BindReadOnlyPaths": rank.checkpoint}
+            settings |= {"ProtectHome": "tmpfs", "BindReadOnlyPaths": _path(rank.checkpoint)}
         else:
             settings["ProtectHome"] = "yes"
     else:
         # The unit runs the client of the container runtime, as root; the sandbox is the
         # container: user, devices, no capabilities (spark-node exec).
-        execute = _in_container(rank, CONTAINER)
+        user = ["--user", ENGINE_USER]
+        execute = _in_container(rank, CONTAINER, *user)
         if rank.engram is not None:
             name = f"{CONTAINER}-check"
-            pre.append([*_in_container(rank, name), "--", "spark-engram", *check])
+            pre.append([*_in_container(rank, name, *user), "--", "spark-engram", *check])
         # the container has a cgroup of its own and may outlive its client
         stop_post = [_remove_container(CONTAINER)]
     return _unit(
@@ -385,7 +386,7 @@ def _ready(rank: Rank) -> UnitPlan:
         "Restart": "no",
     }
     if rank.key_file is not None:
-        settings["LoadCredential"] = f"api-key:{rank.key_file}"
+        settings["LoadCredential"] = _credential(rank.key_file)
     return _unit(
         READY,
         "The endpoint answers a real generation",
@@ -399,7 +400,7 @@ def _ready(rank: Rank) -> UnitPlan:
 
 def _in_container(rank: Rank, name: str, *options: str) -> list[str]:
     runtime = ["--container-runtime", CONTAINER_RUNTIME, "--image", IMAGE]
-    return rank.command("exec", "--container", name, *runtime, "--user", ENGINE_USER, *options)
+    return rank.command("exec", "--container", name, *runtime, *options)
 
 
 def _remove_container(name: str) -> list[str]:
@@ -408,6 +409,16 @@ def _remove_container(name: str) -> list[str]:
 
 def _privileged(command: list[str]) -> list[str]:
     return [f"+{command[0]}", *command[1:]]
+
+
+def _credential(key_file: str) -> str:
+    return f"api-key:{key_file.replace('%', '%%')}"
+
+
+def _path(path: str) -> str:
+    """Return a path as a word of a setting that takes a list of paths."""
+    text = path.replace("%", "%%")
+    return f'"{text}"' if " " in text else text
 
 
 def _in_home(path: str) -> bool:

@@ -452,7 +452,7 @@ def test_a_file_is_flushed_before_it_gets_its_name_and_its_folder_after(
     events: list[tuple[str, bool]] = []
 
     def record(handle: int) -> None:
-        kind = "folder" if os.readlink(f"/proc/self/fd/{handle}") == str(tmp_path) else "file"
+        kind = "folder" if Path(f"/proc/self/fd/{handle}").readlink() == tmp_path else "file"
         events.append((kind, path.exists()))
 
     monkeypatch.setattr(disk.os, "fsync", record)

@@ -55,6 +55,11 @@ SWA_BYTES_PER_TOKEN: Final = 23_985
 """Sliding-window KV over 40 layers and the draft: 585 * 40 * 41/40 (sglang 0.5.23
 ``model_executor/pool_configurator.py``)."""
 
+BEFORE_LOAD_GIB: Final = 107.0
+"""Free memory that the engine sees before it loads weights. At TP 4 a fraction of 0.80 gave 10.0 M
+and 0.90 gave 16.7 M tokens (MiaAI-Lab README): 0.1 of it holds 6.7 M tokens. Agrees with TP 3,
+where 101 GiB of weights and a fraction of 0.944 left nothing: 101 / 0.944."""
+
 POOL_TOLERANCE_GIB: Final = 1.5
 """How far the engine's own pool size is off the prediction: the page cache alone moves it by 0.5 GB
 from boot to boot (MiaAI-Lab README), and the free memory after loading was measured once."""
@@ -210,7 +215,7 @@ def fraction_floor(facts: ModelFacts, parallelism: Parallelism) -> float | None:
     after = _free_after_load(facts, parallelism)
     if after is None or after <= 0:
         return None
-    return math.ceil((1 - after / _BEFORE_LOAD_GIB) * 1000) / 1000
+    return math.ceil((1 - after / BEFORE_LOAD_GIB) * 1000) / 1000
 
 
 def _free_after_load(facts: ModelFacts, parallelism: Parallelism) -> float | None:
@@ -225,25 +230,22 @@ def _check_pool(
     after = _free_after_load(facts, parallelism)
     if after is None:
         return []
-    pool = after - (1 - work.fraction) * _BEFORE_LOAD_GIB - worst.of("sliding window")
+    pool = after - (1 - work.fraction) * BEFORE_LOAD_GIB - worst.of("sliding window")
     wanted = worst.of("KV cache")
     if pool <= 0 or wanted - pool <= POOL_TOLERANCE_GIB:
         return []
     tokens = round(pool * GIB / facts.kv_bytes_per_token, -5)
-    fraction = math.ceil((work.fraction + (wanted - pool) / _BEFORE_LOAD_GIB) * 100) / 100
+    fraction = math.ceil((work.fraction + (wanted - pool) / BEFORE_LOAD_GIB) * 100) / 100
     return [
         Finding(
             "memory.pool-clamped",
             path,
-            f"with --mem-fraction-static {work.fraction:g} SGLang will hold about {tokens:,.0f} KV "
-            f"tokens instead of {work.kv_tokens:,}, and only log it",
+            f"with --mem-fraction-static {work.fraction:g} SGLang probably holds only about "
+            f"{tokens:,.0f} KV tokens instead of {work.kv_tokens:,}, and only log it",
             f"set mem-fraction-static to {fraction:g}, or max-total-tokens to {tokens:.0f}",
             "warning",
         )
     ]
-
-
-_BEFORE_LOAD_GIB: Final = TOTAL_GIB - SYSTEM_GIB
 
 
 def _kv_gib(facts: ModelFacts, tp: int, tokens: int) -> float:

@@ -47,6 +47,15 @@ def _ipv4(value: str) -> str:
     return str(ipaddress.IPv4Address(value))
 
 
+def is_ipv4(text: str) -> bool:
+    """Tell whether a management address is an IPv4 address and not a host name."""
+    try:
+        ipaddress.IPv4Address(text)
+    except ValueError:
+        return False
+    return True
+
+
 def _host(value: str) -> str:
     """Accept an IPv4 address or a host name (RFC 1123), as OpenSSH and torch resolve it."""
     if re.fullmatch(r"[0-9.]+", value):
@@ -103,7 +112,7 @@ class ModelSpec(_Model):
     )
     served_name: str = Field(
         "deepseek-v4.1-flash",
-        pattern=r"^[A-Za-z0-9._:/-]+$",
+        pattern=r"^[A-Za-z0-9._/-]+$",
         description="Model name that clients send.",
     )
 
@@ -270,7 +279,9 @@ class Cluster(_Model):
     )
     weights: Weights = Field(default_factory=Weights, description="Checkpoint distribution.")
     api: Api = Field(default_factory=Api, description="The endpoint.")
-    ports: Ports = Field(default_factory=Ports, description="Ports between nodes.")
+    ports: Ports = Field(
+        default_factory=Ports, description="TCP ports that nodes use among themselves."
+    )
     image: Image | None = Field(
         None, description="Engine image of DGX OS nodes; NixOS nodes do not use it."
     )

@@ -81,9 +81,9 @@ DEEPSEEK_V41_FLASH: Final = ModelFacts(
     dense_bytes=round(11.4 * GIB),
     # 101 and 77: MiaAI-Lab README; 145: the two-Spark report there; 45: inferred from TP4
     weights_gib=MappingProxyType({2: 145.0, 3: 101.0, 4: 77.0, 8: 45.0}),
-    # TP 3: a fraction of 0.944 left just no KV budget, 0.056 x 116 GiB (MiaAI-Lab README).
-    # TP 4: a fraction of 0.80 gave 10.0 M tokens, 15.6 + 0.2 x 116 GiB (same source).
-    free_after_load_gib=MappingProxyType({3: 6.5, 4: 38.8}),
+    # TP 3: a fraction of 0.944 left just no KV budget, 0.056 x 107 GiB (MiaAI-Lab README).
+    # TP 4: a fraction of 0.80 gave 10.0 M tokens, 15.6 + 0.2 x 107 GiB (same source).
+    free_after_load_gib=MappingProxyType({3: 6.0, 4: 37.0}),
     # 1670.75 was measured; sglang 0.5.23 (model_executor/pool_configurator.py) pads pages to
     # 1632.5 * 41/40 and keeps it replicated on every rank
     kv_bytes_per_token=1673.31,

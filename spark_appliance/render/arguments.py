@@ -46,7 +46,6 @@ OWNED: Final[Mapping[str, str]] = {
 ALIASES: Final[Mapping[str, str]] = {
     "ep": "ep-size",
     "expert-parallel-size": "ep-size",
-    "fp8-gemm-runner-backend": "fp8-gemm-backend",
 }
 """Other spellings that sglang accepts -> the one used here."""
 

@@ -7,11 +7,10 @@ is ever empty: an empty index means 0, a link-local address that connects to nob
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping
 from typing import Final
 
-from spark_appliance.model.cluster import Cluster, TopologyKind
+from spark_appliance.model.cluster import Cluster, TopologyKind, is_ipv4
 from spark_appliance.model.facts import GIB
 from spark_appliance.model.profile import Profile
 from spark_appliance.parallel import Parallelism
@@ -77,14 +76,6 @@ _BY_TOPOLOGY: Final[Mapping[TopologyKind, Mapping[str, str]]] = {
 }
 
 
-def _is_ipv4(text: str) -> bool:
-    try:
-        ipaddress.IPv4Address(text)
-    except ValueError:
-        return False
-    return True
-
-
 def hca_list(rails: tuple[Rail, ...]) -> str:
     """Return NCCL's device list; '=' makes it match names exactly instead of by prefix."""
     return "=" + ",".join(f"{rail.rdma}:{RDMA_PORT}" for rail in rails)
@@ -110,7 +101,7 @@ def generated(
             "NCCL_SOCKET_IFNAME": lan,
             "GLOO_SOCKET_IFNAME": lan,
         }
-        if _is_ipv4(cluster.nodes[rank].address):
+        if is_ipv4(cluster.nodes[rank].address):
             # the head offers its message queue there. SGLANG_LOCAL_IP_NIC would name the netdev,
             # but needs the module netifaces, which sglang does not depend on
             env["SGLANG_HOST_IP"] = cluster.nodes[rank].address

@@ -6,12 +6,15 @@ the problem catalogue (docs/problems.md).
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 
 from spark_appliance.model.cluster import Cluster, Scalar
 from spark_appliance.model.findings import Finding, Path, Severity
+from spark_appliance.model.flags import closest_flag, known_flags
+from spark_appliance.model.profile import Profile
 from spark_appliance.render.arguments import ALIASES, OWNED, RANK_LOCAL, override_paths
 
 _SECRET: Final = re.compile(r"(^|_)(API_?KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(_|$)")
@@ -25,11 +28,16 @@ _FOREIGN: Final = (
     "SGLANG_ROCE_",
 )
 _SPECULATIVE_SLOTS: Final = 8
+_PROFILE: Final[Path] = ("profile",)
 
 
-def check_overrides(cluster: Cluster) -> list[Finding]:
-    """Judge everything that the cluster file gives to the engine beyond the profile."""
+def check_overrides(cluster: Cluster, profile: Profile) -> list[Finding]:
+    """Judge everything that the cluster file and the profile give to the engine."""
     findings: list[Finding] = []
+    for name, value in profile.args.items():
+        findings += _flag(cluster, _PROFILE, ALIASES.get(name, name), value, profile.args)
+    for name, text in profile.env.items():
+        findings += _variable(_PROFILE, name, text)
     for path, args in override_paths(cluster):
         for name, value in args.items():
             findings += _flag(cluster, (*path, name), ALIASES.get(name, name), value, args)
@@ -52,12 +60,29 @@ def _flag(  # one rule a paragraph
     value: Scalar | None,
     layer: Mapping[str, Scalar | None],
 ) -> Iterator[Finding]:
+    if isinstance(value, float) and not math.isfinite(value):
+        yield Finding("engine.not-a-number", path, f"--{name} is {value}", "give a finite number")
+    if isinstance(value, str) and (not value.strip() or not value.isprintable()):
+        yield Finding(
+            "engine.bad-text",
+            path,
+            f"--{name} is empty or has control characters: {value!r}",
+            "give one line of text, or null to leave the flag out",
+        )
     if name in OWNED:
         yield Finding(
             "engine.flag-owned",
             path,
             f"--{name} follows from the cluster file",
             f"remove it and set {OWNED[name]}",
+        )
+    elif name not in known_flags():
+        close = closest_flag(name)
+        yield Finding(
+            "engine.unknown-flag",
+            path,
+            f"sglang 0.5.23 has no flag --{name}",
+            f"did you mean {close}?" if close else "see: python3 -m sglang.launch_server --help",
         )
     if name in {"use-ray", "ray-address"}:
         yield Finding(

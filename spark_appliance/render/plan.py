@@ -72,7 +72,7 @@ def render(cluster: Cluster, loaded: LoadedProfile) -> Rendering:
     """Render a validated cluster with its profile."""
     profile, facts = loaded.profile, loaded.facts
     count = len(cluster.nodes)
-    findings = [*check_cluster(cluster, profile, facts), *check_overrides(cluster)]
+    findings = [*check_cluster(cluster, profile, facts), *check_overrides(cluster, profile)]
     fabric, topology_findings = build_fabric(cluster)
     findings += topology_findings
     args = arguments(profile, cluster, 0)
@@ -90,6 +90,11 @@ def render(cluster: Cluster, loaded: LoadedProfile) -> Rendering:
             for rank in range(count)
         )
         findings += check_budget(facts, parallelism, work, budgets[0], ("profile",))
+        for rank in range(1, count):
+            own, _ = workload(arguments(profile, cluster, rank), facts)
+            if own is not None and own != work:
+                path = ("nodes", rank, "engine", "args")
+                findings += check_budget(facts, parallelism, own, budgets[rank], path)
     if fabric is None or parallelism is None or work is None or errors(findings):
         return Rendering(None, budgets, tuple(findings))
     nodes = [

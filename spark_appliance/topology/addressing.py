@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Final
 
-from spark_appliance.model.cluster import CageName, Cluster, node_path
+from spark_appliance.model.cluster import CageName, Cluster, is_ipv4, node_path
 from spark_appliance.model.findings import Finding, errors
 from spark_appliance.topology.cabling import Cable, End
 from spark_appliance.topology.hardware import CAGES, NETDEVS, Twin
@@ -263,7 +263,7 @@ def _check_management(cluster: Cluster, table: _Table) -> list[Finding]:
                 )
                 break
     for rank, node in enumerate(cluster.nodes):
-        if not node.address[:1].isdigit() or not _is_ipv4(node.address):
+        if not is_ipv4(node.address):
             continue
         address = ipaddress.IPv4Address(node.address)
         for network in sorted(rails):
@@ -314,11 +314,3 @@ def _address_path(cluster: Cluster, end: End, index: int) -> tuple[str | int, ..
     if cluster.nodes[end.rank].addresses is None:
         return _PREFIX
     return node_path(end.rank, "addresses", _netdev(end, index))
-
-
-def _is_ipv4(text: str) -> bool:
-    try:
-        ipaddress.IPv4Address(text)
-    except ValueError:
-        return False
-    return True

@@ -10,6 +10,7 @@ stdin, JSON::
 stdout, JSON::
 
     {"engine": {"sglang": VERSION, "torch": VERSION, "python": VERSION},
+     "flags": [every flag of the parser without its dashes, sorted; empty without argvs],
      "argvs": {NAME: {"error": null or text,
                       "values": {dest: value that this argv sets},
                       "options": [{"flag": "--tp", "dest": "tp_size", "value": 4}, ...],
@@ -117,6 +118,11 @@ class Judge:
                 given.pop(dest)
         [(dest, value)] = given.items()
         return {"flag": flag.split("=", 1)[0], "dest": dest, "value": value}
+
+    def flags(self) -> list[str]:
+        """Return every long flag that the parser knows, without its dashes."""
+        strings = (flag for action in self._parser._actions for flag in action.option_strings)
+        return sorted(flag[2:] for flag in strings if flag.startswith("--"))
 
     def verdict(self, argv: Sequence[str]) -> dict[str, Any]:
         """Return the verdict on one argument list, as described at the top of this file."""
@@ -286,6 +292,7 @@ def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
             "torch": importlib.metadata.version("torch"),
             "python": platform.python_version(),
         },
+        "flags": judge.flags() if judge else [],
         "argvs": {name: judge.verdict(argv) for name, argv in argvs.items()} if judge else {},
         "environments": {
             name: {variable: environ.verdict(variable, value) for variable, value in env.items()}

@@ -6,6 +6,7 @@ import pytest
 from engine_venv import ENGINE, Engine, refusal
 from rendered import published_command, rendered, same_value, split_stated
 
+from spark_appliance.model.flags import known_flags
 from spark_appliance.render.plan import ENGINE as PLANNED
 
 pytestmark = pytest.mark.engine
@@ -103,6 +104,11 @@ WRONG = {
 def wrong(engine):
     argvs = {extra: ["--model-path", "/m", *extra.split()] for extra in WRONG}
     return engine.judge({**argvs, "no model": ["--tp", "4"]})["argvs"]
+
+
+def test_the_bundled_list_of_flags_is_the_parsers(engine):
+    answer = engine.judge({"any": ["--model-path", "/model"]})
+    assert answer["flags"] == sorted(known_flags())
 
 
 @pytest.mark.parametrize(("extra", "message"), WRONG.items())

@@ -145,6 +145,17 @@ CASES: list[tuple[str, dict[str, Any], str, str]] = [
     ("a size left to the engine", with_args(max_total_tokens=None), "error", "engine.size-unknown"),
     ("a size that is text", with_args(context_length="1M"), "error", "engine.size-not-a-number"),
     ("fraction out of range", with_args(mem_fraction_static=1.5), "error", "engine.mem-fraction"),
+    ("a flag without a value", with_args(log_level=""), "error", "engine.bad-text"),
+    ("a flag of two lines", with_args(log_level="info\n--host 1"), "error", "engine.bad-text"),
+    ("not a number", with_args(swa_full_tokens_ratio=float("nan")), "error", "engine.not-a-number"),
+    ("a misspelt flag", with_args(max_running_request=4), "error", "engine.unknown-flag"),
+    ("a shortened flag of the plan", with_args(api_k="x"), "error", "engine.unknown-flag"),
+    (
+        "fraction of one node below the floor",
+        changed(document(), "nodes", 1, "engine", to={"args": {"mem-fraction-static": 0.9}}),
+        "error",
+        "memory.fraction-too-low",
+    ),
     ("a flag of the plan", with_args(nnodes=4), "error", "engine.flag-owned"),
     ("the key on the command line", with_args(api_key="sk-1"), "error", "engine.flag-owned"),
     (

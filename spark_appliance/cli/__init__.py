@@ -30,6 +30,7 @@ _COMMANDS: dict[str, _Entry] = {
     "topology": _Entry("topology:topology", "Draw which cable goes where."),
     "schema": _Entry("schema:schema", "Print the JSON Schema of a file format."),
     "bench": _Entry("bench:bench", "Measure an endpoint so that others can check the numbers."),
+    "doctor": _Entry("doctor:doctor", "Check every node: may this cluster boot?"),
 }
 
 

@@ -70,6 +70,8 @@ def execute(args: argparse.Namespace, runner: Runner) -> dict[str, Any]:
                     activate.disarm(runner)
                 state = confirm(store)
                 return {"current": state.current, "confirmed": state.confirmed}
+            case "hold":
+                return _hold(store, args.return_after, runner, live=live)
             case "rollback":
                 return _rollback(store, args.to, args.adopt, runner, live=live)
             case "return":
@@ -97,6 +99,8 @@ def _parser() -> argparse.ArgumentParser:
         help="go back by itself unless 'confirm' comes within this time, or at the next boot",
     )
     commands.add_parser("confirm", help="keep the current generation")
+    hold = commands.add_parser("hold", help="arm the timer that goes back anew")
+    hold.add_argument("--return-after", type=int, metavar="SECONDS", required=True)
     rollback = commands.add_parser("rollback", help="go back to an earlier generation")
     rollback.add_argument("--to", type=int, metavar="N", help="default: the one before")
     rollback.add_argument("--adopt", action="store_true")
@@ -156,6 +160,15 @@ def _apply(store: Store, args: argparse.Namespace, runner: Runner, *, live: bool
         state = _activate(store, state, plan, [*old, bundle.manifest], runner, redo=redo)
     store.prune(state)
     return answer
+
+
+def _hold(store: Store, seconds: int, runner: Runner, *, live: bool) -> dict[str, Any]:
+    state = store.state()
+    if state.current == state.confirmed and state.switching is None:
+        raise NodeError("nothing is on trial: the node went back, or the change was confirmed")
+    if live:
+        activate.arm(runner, seconds)
+    return {"current": state.current, "confirmed": state.confirmed}
 
 
 def _rollback(

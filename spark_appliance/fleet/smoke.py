@@ -329,7 +329,7 @@ def _image(endpoint: Endpoint) -> tuple[Outcome, str]:
 
 
 def png(size: int, colour: tuple[int, int, int]) -> bytes:
-    """Return a square PNG of one colour, ``size`` pixels wide (PNG specification, RGB, no filter)."""
+    """Return a square PNG of one colour, ``size`` pixels wide (PNG: RGB, no filter)."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return (

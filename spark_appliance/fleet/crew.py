@@ -98,11 +98,11 @@ class Crew:
         if self.rehearsal is not None:  # a dry run prints in one order
             return {remote.name: work(remote) for remote in self.remotes}, failures
         with ThreadPoolExecutor(max_workers=max(1, len(self.remotes))) as pool:
-            futures: dict[Future[T], str] = {
-                pool.submit(work, remote): remote.name for remote in self.remotes
-            }
-            pending = set(futures)
             try:
+                futures: dict[Future[T], str] = {
+                    pool.submit(work, remote): remote.name for remote in self.remotes
+                }
+                pending = set(futures)
                 while pending:
                     done, pending = wait(pending, return_when=FIRST_COMPLETED)
                     for future in done:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import base64
 import json
 import shlex
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
 from spark_appliance import node_zipapp
-from spark_appliance.dgxos.render import RUNTIMES, bundle
+from spark_appliance.dgxos.render import bundle
 from spark_appliance.fleet.crew import Crew
 from spark_appliance.fleet.remote import Remote, StepError
 
@@ -56,12 +57,17 @@ class Applied:
     warnings: tuple[str, ...]
 
 
+def real_root(_: Remote) -> str:
+    """Return the root of a real node; tests give each node a folder."""
+    return "/"
+
+
 @dataclass(frozen=True, slots=True)
 class Installer:
-    """Installs on the DGX OS nodes of a crew. ``root`` is a prefix of every path, for tests."""
+    """Installs on the DGX OS nodes of a crew. ``root`` gives a node's prefix of every path."""
 
     crew: Crew
-    root: str = "/"
+    root: Callable[[Remote], str] = real_root
 
     def diff(self) -> dict[str, dict[str, Any]]:
         """Return by node what an install would change; nothing is changed.
@@ -98,7 +104,7 @@ class Installer:
                 "the plan names no image for the engine",
                 "add image: {reference, digest} to the cluster file and render again",
             )
-        runtime = RUNTIMES[image.runtime]
+        runtime = image.runtime
         self.crew.board.work(remote.name, "image", image.digest[:19])
         look = [runtime, "image", "inspect", "--format", "{{.Id}}", image.name]
         if remote.run("look for the image", look, seconds=60, root=True, check=False).status == 0:
@@ -153,8 +159,9 @@ class Installer:
         Raises:
             StepError: when it fails.
         """
-        program = f"{self.root}{FOLDER}/program.pyz"
-        argv = ["env", f"PYTHONPATH={program}", "python3", "-m", MODULE, "--root", self.root]
+        root = self.root(remote)
+        program = f"{root}{FOLDER}/program.pyz"
+        argv = ["env", f"PYTHONPATH={program}", "python3", "-m", MODULE, "--root", root]
         data = remote.json(
             step, [*argv, *words], seconds=APPLY_SECONDS, root=True, rehearsed={"current": 0}
         )
@@ -170,7 +177,7 @@ class Installer:
         def work(remote: Remote) -> Applied:
             self.crew.board.work(remote.name, "removing files")
             answer = self._send(remote, "remove files", ["uninstall"], with_bundle=False)
-            if self.root == "/":
+            if self.root(remote) == "/":
                 self._remove_user(remote)
             if purge:
                 self._purge(remote)
@@ -184,13 +191,14 @@ class Installer:
         self, remote: Remote, step: str, words: list[str], *, with_bundle: bool = True
     ) -> dict[str, Any]:
         text = ""
+        root = self.root(remote)
         program = node_zipapp.build()
         if with_bundle:
             data = bundle(self.crew.plan, remote.plan, program)
             text = _BUNDLE.format(text=json.dumps(data))
-            words = [*words, "--bundle", f"{self.root}{FOLDER}/incoming.json"]
+            words = [*words, "--bundle", f"{root}{FOLDER}/incoming.json"]
         script = _SCRIPT.format(
-            root=shlex.quote(self.root),
+            root=shlex.quote(root),
             folder=FOLDER,
             program=base64.encodebytes(program).decode().strip(),
             bundle=text,
@@ -233,7 +241,7 @@ class Installer:
             for file in remote.plan.engram.files:
                 for suffix in ("", ".receipt.json", ".partial", ".partial.journal"):
                     paths.append(f"{folder}/{file.name}{suffix}")
-        argv = ["rm", "-rf", "--", *(f"{self.root.rstrip('/')}{path}" for path in paths)]
+        argv = ["rm", "-rf", "--", *(f"{self.root(remote).rstrip('/')}{path}" for path in paths)]
         remote.run("remove caches and packed files", argv, seconds=300, root=True)
 
 

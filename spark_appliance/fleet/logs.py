@@ -7,6 +7,7 @@ from typing import Final
 
 from spark_appliance.fleet.crew import Crew
 from spark_appliance.fleet.follow import journal_argv, own_units
+from spark_appliance.fleet.redact import redact
 from spark_appliance.fleet.remote import Remote
 
 SECONDS: Final = 120.0
@@ -32,7 +33,8 @@ def logs(crew: Crew, show: Show, *, lines: int, follow: bool, units: Sequence[st
                 for line in found:
                     show(remote.name, line)
             return []
-        return remote.run("read the log", argv, seconds=SECONDS, root=True).stdout.splitlines()
+        text = remote.run("read the log", argv, seconds=SECONDS, root=True).stdout
+        return redact(text).splitlines()
 
     for name, text in crew.each(read).items():
         for line in text:

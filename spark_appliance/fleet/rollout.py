@@ -20,7 +20,7 @@ from typing import Final
 from spark_appliance.errors import InputError, OperationError
 from spark_appliance.fleet.crew import Crew, FleetError
 from spark_appliance.fleet.evidence import RunFolder
-from spark_appliance.fleet.install import Installer
+from spark_appliance.fleet.install import Installer, real_root
 from spark_appliance.fleet.nixos import Nixos
 from spark_appliance.fleet.remote import Remote, Sessions, StepError, Stopped
 from spark_appliance.fleet.report import ask, plan_sha256
@@ -58,7 +58,7 @@ class Rollout:
     hold: int = HOLD_SECONDS
     drain_limit: float = DRAIN_LIMIT
     adopt: bool = False
-    root: str = "/"
+    root: Callable[[Remote], str] = real_root
     preflight: Preflight | None = None
     start: Callable[[Crew], Start] | None = None
     paths: dict[str, str] = field(default_factory=dict)

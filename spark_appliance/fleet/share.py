@@ -169,10 +169,10 @@ def exported_to(text: str, path: str) -> set[str]:
     """Return the clients of a path in ``exportfs -v``; a long path has them on a line below."""
     joined = re.sub(r"\n\s+", " ", text)
     clients = set()
-    for line in joined.splitlines():
-        name, _, rest = line.strip().partition(" ")
-        if name.strip('"') == path:
-            clients |= {client.partition("(")[0].strip() for client in rest.split()}
+    for line in filter(str.strip, joined.splitlines()):
+        name, *rest = line.split(maxsplit=1)
+        if name == path and rest:
+            clients |= {client.partition("(")[0].strip() for client in rest[0].split()}
     return {client for client in clients if client}
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from spark_appliance import lockfile
 from spark_appliance.fleet.crew import Crew
 from spark_appliance.fleet.evidence import RunFolder
-from spark_appliance.fleet.remote import Rehearsal
+from spark_appliance.fleet.remote import Rehearsal, Remote
 from spark_appliance.fleet.report import plan_sha256
 from spark_appliance.model.cluster import read_cluster
 from spark_appliance.model.plan import Plan
@@ -208,6 +208,9 @@ class World:
 
     def node(self, name: str) -> Path:
         return self.base / "nodes" / name
+
+    def root(self, remote: Remote) -> str:
+        return f"{self.node(remote.name)}/"
 
     def calls(self, name: str) -> list[str]:
         path = self.node(name) / "calls"

@@ -25,7 +25,7 @@ def after(*lines: str, unit: str = E) -> Progress:
         (
             (
                 "\rLoading safetensors checkpoint shards:   0% Completed | 0/48 [00:00<?, ?it/s]"
-                "\rLoading safetensors checkpoint shards:  25% Completed | 12/48 [00:21<01:03, 1.7s/it]"
+                "\rLoading safetensors checkpoint shards:  25% Completed | 12/48 [00:21<01:03]"
             ),
             "weights",
             "shard 12 of 48",
@@ -74,7 +74,7 @@ def after(*lines: str, unit: str = E) -> Progress:
         ),
         (
             (
-                "\rCapturing batches (bs=4 avail_mem=6.02 GB):   0%|          | 0/4 [00:00<?, ?it/s]"
+                "\rCapturing batches (bs=4 avail_mem=6.02 GB):   0%|     | 0/4 [00:00<?]"
                 "\rCapturing batches (bs=2 avail_mem=5.90 GB):  50%|#####     | 2/4 [00:03<00:03]"
             ),
             "graphs",

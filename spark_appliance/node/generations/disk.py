@@ -59,10 +59,19 @@ def look(path: Path) -> Found | None:
     raise NodeError(f"{path} is no file: move it away, then try again")
 
 
-def put(path: Path, kind: Kind, content: bytes, mode: int, owner: tuple[int, int] | None) -> None:
+def put(
+    path: Path,
+    kind: Kind,
+    content: bytes,
+    mode: int,
+    owner: tuple[int, int] | None,
+    *,
+    flush: bool = True,
+) -> None:
     """Replace a file or link in one step; after a power cut it is the old or the new one.
 
-    ``owner`` is (uid, gid); None leaves it to be the caller's.
+    ``owner`` is (uid, gid); None leaves it to be the caller's. Without ``flush`` the caller
+    flushes the folder: until then a power cut may bring the old file back.
 
     Raises:
         NodeError: when it cannot be written.
@@ -86,7 +95,8 @@ def put(path: Path, kind: Kind, content: bytes, mode: int, owner: tuple[int, int
                 os.fsync(file.fileno())
             temporary.replace(path)
             temporary = None
-        flush_folder(path.parent)
+        if flush:
+            flush_folder(path.parent)
     except OSError as error:
         raise NodeError(f"cannot write {path}: {error.strerror}") from None
     finally:
@@ -100,15 +110,13 @@ def put(path: Path, kind: Kind, content: bytes, mode: int, owner: tuple[int, int
 
 
 def remove(path: Path) -> None:
-    """Remove a file that may not be there.
+    """Remove a file that may not be there; the caller flushes the folder.
 
     Raises:
         NodeError: when it stays.
     """
     try:
         path.unlink(missing_ok=True)
-        if path.parent.is_dir():
-            flush_folder(path.parent)
     except OSError as error:
         raise NodeError(f"cannot remove {path}: {error.strerror}") from None
 

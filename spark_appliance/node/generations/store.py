@@ -1,7 +1,11 @@
-"""Where generations are kept: ``/var/lib/spark/generations`` (N/manifest.json, N/files/HASH)."""
+"""Where generations are kept: ``/var/lib/spark/generations``.
+
+Each has ``manifest.json`` and ``contents.json`` (contents by hash).
+"""
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import fcntl
 import json
@@ -14,7 +18,7 @@ from typing import Any, Final
 
 from spark_appliance.node.errors import NodeError
 from spark_appliance.node.generations.bundle import Bundle, Manifest, read_manifest
-from spark_appliance.node.generations.disk import Kind, flush_folder, put
+from spark_appliance.node.generations.disk import Kind, digest, flush_folder, put
 
 FOLDER: Final = "var/lib/spark/generations"
 KEPT: Final = 5
@@ -152,9 +156,13 @@ class Store:
         final, partial = self.folder / str(number), self.folder / f"{number}.partial"
         try:
             shutil.rmtree(partial, ignore_errors=True)
-            (partial / "files").mkdir(parents=True, mode=0o700)
-            for name, content in bundle.contents.items():
-                put(partial / "files" / name, "file", content, 0o600, None)
+            partial.mkdir(mode=0o700)
+            contents = {
+                name: base64.b64encode(content).decode()
+                for name, content in bundle.contents.items()
+            }
+            text = json.dumps(contents, sort_keys=True)
+            put(partial / "contents.json", "file", text.encode(), 0o600, None)
             text = json.dumps(bundle.manifest.as_json(), indent=1, sort_keys=True) + "\n"
             put(partial / "manifest.json", "file", text.encode(), 0o600, None)
             partial.rename(final)
@@ -179,17 +187,24 @@ class Store:
             known = ", ".join(map(str, self.numbers())) or "none"
             raise NodeError(f"no generation {number} ({error}); there are: {known}") from None
 
-    def content(self, number: int, sha256: str) -> bytes:
-        """Return a file's content.
+    def contents(self, number: int) -> dict[str, bytes]:
+        """Return a generation's contents by hash; number 0 has none.
 
         Raises:
-            NodeError: when it is not there.
+            NodeError: when they are not there or damaged.
         """
-        path = self.folder / str(number) / "files" / sha256
+        if number == 0:
+            return {}
+        path = self.folder / str(number) / "contents.json"
         try:
-            return path.read_bytes()
-        except OSError as error:
-            raise NodeError(f"generation {number} is damaged: {path}: {error.strerror}") from None
+            data = json.loads(path.read_bytes())
+            contents = {name: base64.b64decode(text) for name, text in data.items()}
+        except (OSError, ValueError, AttributeError) as error:
+            raise NodeError(f"generation {number} is damaged: {path}: {error}") from None
+        wrong = [name for name, content in contents.items() if digest(content) != name]
+        if wrong:
+            raise NodeError(f"generation {number} is damaged: {path}: {wrong[0]} has another hash")
+        return contents
 
     def save(self, sha256: str, content: bytes) -> None:
         """Keep the content of somebody else's file."""

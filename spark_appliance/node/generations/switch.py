@@ -14,6 +14,7 @@ from spark_appliance.node.generations.bundle import Bundle, Entry, Manifest
 from spark_appliance.node.generations.disk import (
     Found,
     digest,
+    flush_folder,
     look,
     make_folders,
     owner_ids,
@@ -174,8 +175,13 @@ def switch(
             folders=tuple(folders),
         )
     )
+    contents = store.contents(number)
     for step in plan.steps:
-        _do(store, state, number, step, aside=aside)
+        _do(store, state, contents, step, aside=aside)
+    # only when everything is on the disk may the state say so
+    for folder in sorted({_at(store.root, step.path).parent for step in plan.steps}):
+        if folder.is_dir():
+            flush_folder(folder)
     left = {path: item for path, item in saved.items() if path in wanted}
     state = store.write_state(
         replace(state, current=number, switching=None, mixed=(), activated=False, saved=left)
@@ -270,25 +276,25 @@ def _restored(store: Store, step: Step) -> bytes:
     return store.saved_content(item.sha256) if item is not None else b""
 
 
-def _do(store: Store, state: State, number: int, step: Step, *, aside: bool) -> None:
+def _do(store: Store, state: State, contents: dict[str, bytes], step: Step, *, aside: bool) -> None:
     path = _at(store.root, step.path)
     entry = step.entry
     if entry is not None:
         if step.change == "same":
             return
         make_folders(path, store.root)
-        content = store.content(number, entry.sha256)
-        put(path, entry.kind, content, entry.mode, owner_ids(entry.owner, entry.group))
+        owner = owner_ids(entry.owner, entry.group)
+        put(path, entry.kind, contents[entry.sha256], entry.mode, owner, flush=False)
         return
     if step.change == "restore":
         item = state.saved[step.path]
         content = store.saved_content(item.sha256)
         owner = (item.uid, item.gid) if os.geteuid() == 0 else None
-        put(path, item.kind, content, item.mode, owner)
+        put(path, item.kind, content, item.mode, owner, flush=False)
         return
     if step.edited and aside and step.found is not None:
         copy = path.with_name(path.name + ASIDE)
-        put(copy, step.found.kind, step.found.content, step.found.mode, None)
+        put(copy, step.found.kind, step.found.content, step.found.mode, None, flush=False)
     remove(path)
 
 

@@ -36,10 +36,12 @@ mkdir -p -- "$folder"
 base64 -d > "$folder/incoming.pyz" <<'SPARK_END'
 {program}
 SPARK_END
-{bundle}PYTHONPATH="$folder/incoming.pyz" python3 -m {module} --help > /dev/null
-mv -f -- "$folder/incoming.pyz" "$folder/program.pyz"
-PYTHONPATH="$folder/program.pyz" python3 -m {module} --root {root} {command}
+sync -- "$folder/incoming.pyz"
+{bundle}[ -e "$folder/program.pyz" ] || cp -- "$folder/incoming.pyz" "$folder/program.pyz"
+PYTHONPATH="$folder/incoming.pyz" python3 -m {module} --root {root} {command}
+[ ! -e "$folder/incoming.pyz" ] || mv -f -- "$folder/incoming.pyz" "$folder/program.pyz"
 """
+"""program.pyz is what the timer and the boot call: it is replaced once the new one has worked."""
 
 _BUNDLE: Final = """\
 (umask 077; cat > "$folder/incoming.json") <<'SPARK_END'

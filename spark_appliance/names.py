@@ -14,6 +14,7 @@ SUPERVISOR: Final = "spark-supervisor.service"
 ENGINE: Final = "spark-engine.service"
 READY: Final = "spark-ready.service"
 TARGET: Final = "spark.target"
+NFS_SERVER: Final = "nfs-server.service"
 
 PLAN_PATH: Final = "/etc/spark/plan.json"
 """Where every node keeps the whole plan."""

@@ -9,6 +9,7 @@ against each other. Sources: sglang 0.5.23 ``models/deepseek_v4.py``,
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,7 +20,10 @@ HEADS_PER_RANK: Final = (8, 16, 32, 64, 128)
 """Head counts that the sparse-MLA kernels take."""
 
 WIDTH_MULTIPLE: Final = 128
-"""A rank's share of the expert width must be a multiple of this (Cutlass MXFP4 path)."""
+"""A rank's share of the routed experts' width must be a multiple of this (Cutlass MXFP4 path)."""
+
+SCALE_BLOCK: Final = 32
+"""Side of an FP8 scale block: a rank's share of the shared expert's width is a multiple of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +103,8 @@ def judge(
         ]
     heads = groups * (facts.heads // facts.groups)
     moe_tp = tp // ep
-    width = moe_tp * _up(-(-facts.expert_width // moe_tp), WIDTH_MULTIPLE)
+    # one config value serves routed experts, split over TP / EP, and shared ones, over TP
+    width = _up(facts.expert_width, math.lcm(moe_tp * WIDTH_MULTIPLE, tp * SCALE_BLOCK))
     experts, draft = _up(facts.experts, ep), _up(facts.draft_experts, ep)
     dimensions = (
         Dimension("attention heads", facts.heads, heads, tp),

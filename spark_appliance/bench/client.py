@@ -206,7 +206,7 @@ async def _receive(
 
 
 class _Deadline:
-    """The three time limits of a stream, with one timer that re-arms itself only when it fires."""
+    """The three time limits of a stream, with one timer that re-arms itself when it fires."""
 
     def __init__(self, recording: Recording, limits: Limits) -> None:
         self._recording = recording
@@ -237,7 +237,9 @@ class _Deadline:
         left = due - time.perf_counter()
         loop = asyncio.get_running_loop()
         if left > 0:
-            self._handle = loop.call_later(left, self._check)
+            # Looking again after the shortest limit finds a stall early although the limit for
+            # the first token, which held when this timer was set, is longer.
+            self._handle = loop.call_later(min(left, self._limits.stall), self._check)
         elif self._timeout is not None:
             self._timeout.reschedule(loop.time())
 

@@ -80,6 +80,7 @@ class Runner:
         origin: float,
         changed: Callable[[], None],
         count_drafts: bool = False,
+        need_decode: bool = True,
     ) -> None:
         self._client = client
         self._model = model
@@ -89,6 +90,7 @@ class Runner:
         self._origin = origin
         self._changed = changed
         self._count_drafts = count_drafts
+        self._need_decode = need_decode
         self._failed_in_a_row = 0
         self.records: list[GroupRecord] = []
         self.loads: list[LoadReading] = []
@@ -150,6 +152,7 @@ class Runner:
                 nonce=nonce,
                 origin=started,
                 allowed_cached=self._allowed_cached,
+                need_decode=self._need_decode,
             )
             for index, prompt, nonce, recording in whole
         ]

@@ -278,7 +278,7 @@ def show_command(result: Path, plot_file: Path | None) -> None:
         plot.draw(loaded, plot_file)
 
 
-@bench.command("verify")
+@bench.command("verify", short_help="Recompute every number of a result from its raw data.")
 @click.argument("result", type=FILE)
 def verify_command(result: Path) -> None:
     """Recompute every number of a result from its raw timings and token counts.

@@ -88,33 +88,30 @@ def _report(
     if outcome.interrupted:
         click.echo(f"finished samples are kept\n{resume}", err=True)
         raise click.Abort
-    if outcome.failure is not None:
-        failure = outcome.failure
+    samples = [x for g in result.groups for r in g.rounds for x in r.samples]
+    failure = outcome.failure or next((x.failure for x in reversed(samples) if x.failure), None)
+    if failure is not None and result.status == "partial":
         raise OperationError(
             f"the result is partial: {failure.message} [{failure.kind}]\n"
             + (f"    remedy: {failure.remedy}\n" if failure.remedy else "")
             + f"    then: finish it with --resume {settings.out}"
         )
-    lost = [
-        s.needle
-        for g in result.groups
-        for r in g.rounds
-        for s in r.samples
-        if s.needle is not None and s.status == "ok" and not s.needle.found
-    ]
+    lost = [x for x in samples if x.status == "ok" and x.needle and not x.needle.found]
     if lost:
         raise OperationError(
             f"{len(lost)} needles were not found: the model or the engine loses long contexts"
         )
     if result.status == "partial":
-        raise OperationError(f"the result is partial: some rounds failed\n{resume}")
+        raise OperationError(f"the result is partial: it lacks rounds or lengths\n{resume}")
 
 
 def export(result: Result, facts: lmx.Facts, folder: Path, stem: str) -> None:
     """Write one lmx payload a group, and hardware.json, into ``folder``."""
-    if not folder.is_dir():
-        folder.mkdir(parents=True)
     made = lmx.payloads(result, facts)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OperationError(f"cannot make {folder}: {error.strerror or error}") from None
     for name, payload in made:
         path = folder / f"{stem}.{name}.lmx.json"
         store.write_text(path, lmx.dumps(payload))

@@ -193,7 +193,12 @@ PROBLEMS: Final = (
         "C",
         "precedence is fixed (profile, cluster, node) and shown by spark-appliance show",
     ),
-    Known("P104", "Editing the launcher while it runs breaks the start", "N"),
+    Known(
+        "P104",
+        "Editing the launcher while it runs breaks the start",
+        "N",
+        "what a unit starts is a file in the Nix store or in an image: it does not change",
+    ),
     Known("P106", "Freeze at NCCL start on two nodes: memory and its spikes", "D"),
     Known(
         "P107", "lmx reports success but nothing is recorded", "C", "bench: the response id is kept"

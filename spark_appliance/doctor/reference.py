@@ -38,7 +38,11 @@ def doctor_page() -> str:
     """Return docs/doctor.md."""
     lines = [_DOCTOR_HEAD]
     for level in ("config", "probe", "deep"):
-        lines += [f"## Level {level}", "", "| Check | Judges | Problems | Meaning | What to do |"]
+        lines += [
+            f"## Level {level}",
+            "",
+            "| Check | What it does | Problems | Meaning | What to do |",
+        ]
         lines.append("|---|---|---|---|---|")
         for check in CHECKS:
             if check.level != level:

@@ -43,7 +43,7 @@ class Facts:
     """Everything that checks may look at.
 
     ``lock_state`` is that of the plan file beside the cluster file: absent, same or stale.
-    ``plan_sha256`` is that of the plan's text. ``deep`` and ``bandwidth`` are measurements.
+    ``plan_sha256`` is that of the plan's content. ``deep`` and ``bandwidth`` are measurements.
     """
 
     plan: Plan

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -160,11 +161,22 @@ def _ready(context: NodeContext, _: argparse.Namespace, journal: Journal) -> Non
     if context.plan.view("api").optional_text("key_file") is not None:
         key = read_key(context, os.environ)
     health = context.plan.view("health")
+
+    def leave(*_: object) -> None:
+        # also out of the middle of a probe, which may take minutes
+        sys.exit(0)
+
+    def wait(seconds: float) -> bool:
+        time.sleep(seconds)
+        return False
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, leave)
     Readiness(
         context=context,
         probe=probe_of(context, key),
         clock=SystemClock(),
-        wait=_wait_for_signal(),
+        wait=wait,
         journal=journal,
         notifier=Notifier(),
         interval=health.integer("interval"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Mapping
@@ -25,7 +26,7 @@ class Notifier:
 
     def ready(self, status: str) -> None:
         """Say that the service is up."""
-        self._send(f"READY=1\nSTATUS={status}")
+        self._send(f"READY=1\nSTATUS={status}", wait=True)
 
     def status(self, text: str) -> None:
         """Say what the service is doing, for ``systemctl status``."""
@@ -39,11 +40,11 @@ class Notifier:
         """Say that the service goes down."""
         self._send(f"STOPPING=1\nSTATUS={status}")
 
-    def _send(self, text: str) -> None:
+    def _send(self, text: str, *, wait: bool = False) -> None:
+        """Send; only ``wait`` lets a systemd that does not read keep this program from working."""
         if self._socket is None:
             return
-        try:
-            self._socket.sendto(text.encode(), self._address)
-        except OSError:
-            # a restart of systemd in between is no reason to stop working
-            return
+        flags = 0 if wait else socket.MSG_DONTWAIT
+        # neither its queue being full nor its restart in between is a reason to stop
+        with contextlib.suppress(OSError):
+            self._socket.sendto(text.encode(), flags, self._address)

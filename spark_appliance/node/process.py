@@ -25,9 +25,9 @@ class Completed:
 
     @property
     def reason(self) -> str:
-        """The program's last words, for messages."""
+        """The first line of what the program said, for messages: hints come after the reason."""
         lines = [line for line in (self.stderr or self.stdout).splitlines() if line.strip()]
-        return lines[-1].strip() if lines else f"exit status {self.status}"
+        return lines[0].strip() if lines else f"exit status {self.status}"
 
 
 class Runner(Protocol):

@@ -10,7 +10,8 @@ from spark_appliance.node.errors import NodeError
 from spark_appliance.node.process import Completed, Runner, run_async
 
 PROPERTIES: Final = (
-    "Id,LoadState,ActiveState,SubState,Result,ExecMainStatus,StatusText,ControlGroup,NRestarts"
+    "Id,LoadState,ActiveState,SubState,Result,ExecMainStatus,StatusText,ControlGroup,"
+    "InvocationID,NRestarts"
 )
 
 SHOW_SECONDS: Final = 20.0
@@ -29,6 +30,7 @@ class UnitState:
     cgroup: str = ""
     loaded: str = "loaded"
     restarts: str = ""
+    invocation: str = ""
 
     @property
     def running(self) -> bool:
@@ -39,9 +41,8 @@ class UnitState:
         """Return how it ended, for messages."""
         if self.active == "failed":
             how = f"failed ({self.result}" + (f", status {self.status})" if self.status else ")")
-        else:
-            how = f"is {self.active}"
-        return f"{self.name} {how}" + (f": {self.text}" if self.text else "")
+            return f"{self.name} {how}" + (f": {self.text}" if self.text else "")
+        return f"{self.name} is {self.active}"
 
 
 def show_argv(units: Sequence[str]) -> list[str]:
@@ -71,6 +72,7 @@ def parse_show(text: str) -> dict[str, UnitState]:
                 cgroup=values.get("ControlGroup", ""),
                 loaded=values.get("LoadState", ""),
                 restarts=values.get("NRestarts", ""),
+                invocation=values.get("InvocationID", ""),
             )
     return states
 
@@ -113,7 +115,8 @@ class Systemctl:
         options = [] if wait else ["--no-block"]
         done = await run_async(["systemctl", "start", *options, "--", unit], seconds=seconds)
         if done.status:
-            raise NodeError(f"{unit} did not start: {done.reason} (journalctl -u {unit})")
+            said = await last_error(unit)
+            raise NodeError(f"{unit} did not start: {said or done.reason} (journalctl -u {unit})")
 
     async def stop(self, unit: str, *, seconds: float) -> None:
         """Stop a unit.
@@ -136,6 +139,24 @@ class Systemctl:
             NodeError: when systemctl fails.
         """
         return _states(await run_async(show_argv(units), seconds=SHOW_SECONDS))
+
+
+async def last_error(unit: str) -> str | None:
+    """Return the last error that a unit's latest run wrote to the journal, None without one."""
+    try:
+        shown = await run_async(
+            ["systemctl", "show", "--property=InvocationID", "--value", "--", unit],
+            seconds=SHOW_SECONDS,
+        )
+        invocation = shown.stdout.strip()
+        if not invocation.isalnum():
+            return None
+        match = f"_SYSTEMD_INVOCATION_ID={invocation}"
+        options = ["--priority=err", "--lines=1", "--output=cat", "--no-pager", "--quiet"]
+        done = await run_async(["journalctl", *options, match], seconds=SHOW_SECONDS)
+    except NodeError:
+        return None
+    return done.stdout.strip()[:1000] or None
 
 
 def _states(done: Completed) -> dict[str, UnitState]:

@@ -18,6 +18,7 @@ from spark_appliance.names import (
     GAVE_UP_STATUS,
     GUARD,
     HEAD_STOP_TIMEOUT,
+    NFS_SERVER,
     PACK,
     PLAN_PATH,
     READY,
@@ -26,7 +27,6 @@ from spark_appliance.names import (
     WORKER_STOP_TIMEOUT,
 )
 
-NFS_SERVER: Final = "nfs-server.service"
 NETWORK_ONLINE: Final = "network-online.target"
 
 FABRIC_DEADLINE: Final = 120
@@ -190,8 +190,8 @@ def units(rank: Rank) -> list[UnitPlan]:
         result.append(_pack(rank, rank.engram, storage))
         storage = [*storage, PACK]
     result.append(_guard(rank))
-    needed = [*network, *storage, GUARD]
-    result.append(_supervisor(rank, needed))
+    needed = [*network, *storage]
+    result.append(_supervisor(rank, [*needed, GUARD]))
     result.append(_engine(rank, needed))
     if rank.head:
         result.append(_ready(rank))
@@ -239,6 +239,7 @@ def _pack(rank: Rank, engram: EngramPlan, storage: list[str]) -> UnitPlan:
         "OOMScoreAdjust": "500",
         "LimitMEMLOCK": "infinity",
     }
+    pre: list[list[str]] = []
     stop_post: list[list[str]] = []
     if rank.system == "nixos":
         start = [SPARK_ENGRAM, *words]
@@ -251,6 +252,7 @@ def _pack(rank: Rank, engram: EngramPlan, storage: list[str]) -> UnitPlan:
         }
     else:
         name = f"{CONTAINER}-pack"
+        pre.append(_remove_container(name))
         start = [*_in_container(rank, name, "--writable-engram"), "--", "spark-engram", *words]
         stop_post = [_remove_container(name)]
     return _unit(
@@ -259,7 +261,7 @@ def _pack(rank: Rank, engram: EngramPlan, storage: list[str]) -> UnitPlan:
         "oneshot",
         after=storage,
         requires=storage,
-        service=_Service(start, [], stop_post, settings),
+        service=_Service(start, pre, stop_post, settings),
     )
 
 
@@ -312,6 +314,8 @@ def _supervisor(rank: Rank, needed: list[str]) -> UnitPlan:
                 "Restart": "on-failure",
                 "RestartSec": "5",
                 "RestartPreventExitStatus": str(GAVE_UP_STATUS),
+                # SIGTERM is for the supervisor alone, not for the systemctl it is waiting for
+                "KillMode": "mixed",
                 # the head's engine, then the workers', then some
                 "TimeoutStopSec": str(HEAD_STOP_TIMEOUT + WORKER_STOP_TIMEOUT + 30),
             },
@@ -363,14 +367,18 @@ def _engine(rank: Rank, needed: list[str]) -> UnitPlan:
         if rank.engram is not None:
             name = f"{CONTAINER}-check"
             pre.append([*_in_container(rank, name, *user), "--", "spark-engram", *check])
-        # the container has a cgroup of its own and may outlive its client
+        # the container has a cgroup of its own and may outlive its client, or a power cut
+        pre.insert(0, _remove_container(CONTAINER))
         stop_post = [_remove_container(CONTAINER)]
     return _unit(
         ENGINE,
         f"SGLang rank {rank.rank} of {rank.tp}",
         "exec",
-        after=needed,
+        after=[*needed, GUARD],
         requires=needed,
+        # not required: systemd would restart the engine with the guard; the supervisor arms the
+        # guard before each start and stops the group when it fails for good
+        wants=[GUARD],
         started_by="supervisor",
         service=_Service(execute, pre, stop_post, settings),
     )

@@ -115,7 +115,7 @@ def test_weights_shrink_as_nodes_are_added() -> None:
     from spark_appliance.memory import resident_weights_gib
 
     sizes = []
-    for tp in range(2, 9):
+    for tp in (2, 3, 4, 6, 8):
         parallelism, _ = judge(DEEPSEEK_V41_FLASH, tp, tp)
         assert parallelism is not None
         sizes.append(resident_weights_gib(DEEPSEEK_V41_FLASH, parallelism))

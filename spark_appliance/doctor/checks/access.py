@@ -101,7 +101,7 @@ def distinct(facts: Facts) -> Iterator[Verdict]:
 
 @CHECKS.node(
     "ACCESS.NAME",
-    means="The machine calls itself something else than the plan: were two nodes exchanged?",
+    means="The machine calls itself something else than the plan; two nodes may be exchanged.",
     do="Compare with the cabling, then rename the host or correct the cluster file.",
 )
 def name(facts: Facts, node: NodePlan, document: Document) -> Iterator[Verdict]:

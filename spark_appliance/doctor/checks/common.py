@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -11,6 +12,9 @@ from spark_appliance.doctor.result import Verdict, ok
 from spark_appliance.names import ENGINE
 
 GIB = 1 << 30
+
+CONTAINER = re.compile(r"\b(docker|podman)\b")
+"""Tells a unit that starts a container from one that starts a program."""
 
 
 def gib(size: float) -> str:

@@ -17,7 +17,7 @@ _GROUPS = {
     "topology": "TOPOLOGY",
     "parallel": "PARALLEL",
     "memory": "MEMORY",
-    "engine": "ENGINE",
+    "engine": "ENV",
     "ports": "PORT",
     "weights": "STORAGE",
     "engram": "STORAGE",
@@ -99,18 +99,18 @@ def memory(facts: Facts) -> Iterator[Verdict]:
 
 
 @CHECKS.cluster(
-    "CFG.ENGINE",
+    "CFG.ENV",
     level="config",
     problems=(
-        "P11", "P25", "P35", "P44", "P62", "P64", "P67", "P68", "P85", "P86", "P88", "P93",
-        "P95", "P97", "P99", "P102",
+        *("P03", "P04", "P05", "P11", "P25", "P35", "P44", "P62", "P64"),
+        *("P67", "P68", "P85", "P86", "P88", "P93", "P95", "P97", "P99", "P102"),
     ),
     means="A flag or variable of the engine is known to fail on this hardware.",
     do="Change engine.args or engine.env as the message says.",
-)  # fmt: skip
+)
 def engine(facts: Facts) -> Iterator[Verdict]:
     """Tell of engine.args and engine.env."""
-    yield from _told(facts, "ENGINE", "no flag or variable with a known failure")
+    yield from _told(facts, "ENV", "no flag or variable with a known failure")
 
 
 @CHECKS.cluster(

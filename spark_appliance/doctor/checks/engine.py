@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from spark_appliance.doctor.checks.common import all_ok, installed, listed
+from spark_appliance.doctor.checks.common import CONTAINER, all_ok, engine_runs, installed, listed
 from spark_appliance.doctor.document import Document, Missing
 from spark_appliance.doctor.registry import CHECKS, Facts
 from spark_appliance.doctor.result import Verdict, fail, ok, skip, warn
@@ -17,8 +17,6 @@ FLASHINFER = (0, 7, 2)
 
 GB10 = (120, 121)
 """Device code that runs on GB10: code for sm_120 runs on sm_121 of the same major."""
-
-_CONTAINER = re.compile(r"\b(docker|podman)\b")
 
 
 @CHECKS.node(
@@ -57,7 +55,7 @@ def identity(document: Document) -> str | None:
     if image is not None:
         return image.rpartition("@")[2]
     start = unit.at("ExecStart").text()
-    if _CONTAINER.search(start):
+    if CONTAINER.search(start):
         return None
     prefixes = re.findall(r"--python[ =](/\S+)/bin/python3[\w.]*", start)
     prefixes += re.findall(r"(/\S+)/bin/python3[\w.]*", start)
@@ -198,6 +196,9 @@ def gpu_code(facts: Facts, node: NodePlan, document: Document) -> Iterator[Verdi
     del facts, node
     if not installed(document):
         yield skip("the engine is not installed yet")
+        return
+    if engine_runs(document):
+        yield skip("not read while the engine runs")
         return
     found = {}
     for path, numbers in document.section("engine").at("architectures").entries():

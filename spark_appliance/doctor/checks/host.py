@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from spark_appliance.doctor.checks.common import (
+    CONTAINER,
     all_ok,
     engine_runs,
     installed,
@@ -18,6 +19,8 @@ from spark_appliance.doctor.request import DISPLAY_UNITS, PLAN_FILE, UNWANTED_UN
 from spark_appliance.doctor.result import Verdict, fail, ok, skip, warn
 from spark_appliance.model.plan import NodePlan
 from spark_appliance.names import ENGINE, TARGET
+
+_UNLIMITED = re.compile(r"--ulimit[= ]memlock=(-1|unlimited)")
 
 
 @CHECKS.node(
@@ -110,7 +113,7 @@ def firmware(facts: Facts, node: NodePlan, document: Document) -> Iterator[Verdi
     problems=("P02",),
     means="RDMA cannot pin its buffers: ibv_reg_mr fails with ENOMEM on this node, and the "
     "others blame the network.",
-    do="Unit: LimitMEMLOCK=infinity. Logins: memlock unlimited in /etc/security/limits.d.",
+    do="Unit: LimitMEMLOCK=infinity; container: --ulimit memlock=-1; logins: limits.d.",
 )
 def memlock(facts: Facts, node: NodePlan, document: Document) -> Iterator[Verdict]:
     """Judge the engine unit's limit; PAM limits do not reach services. Before, the login's."""
@@ -118,7 +121,17 @@ def memlock(facts: Facts, node: NodePlan, document: Document) -> Iterator[Verdic
     unit = document.section("engine").at("unit")
     if unit.at("LoadState").optional() == "loaded":
         limit = unit.at("LimitMEMLOCK").text()
-        yield ok("unit: infinity") if limit == "infinity" else fail(f"unit: {limit} bytes", "unit")
+        start = unit.at("ExecStart").text()
+        if CONTAINER.search(start):
+            # a container does not inherit the limit of the unit that starts it
+            if _UNLIMITED.search(start):
+                yield ok("container: unlimited")
+            else:
+                yield fail("the container is started without --ulimit memlock=-1", "container")
+        elif limit == "infinity":
+            yield ok("unit: infinity")
+        else:
+            yield fail(f"unit: {limit} bytes", "unit")
         return
     hard = document.section("system").at("limits", "memlock", "hard")
     if hard.optional() == "unlimited":
@@ -332,7 +345,7 @@ def plan(facts: Facts, node: NodePlan, document: Document) -> Iterator[Verdict]:
         reason = files.at("errors", PLAN_FILE).optional()
         yield skip(reason or "the node is not installed yet")
         return
-    digest = files.at(PLAN_FILE, "sha256").text()
+    digest = files.at(PLAN_FILE, "canonical_sha256").text()
     same_plan = digest == facts.plan_sha256
     yield ok("the same plan") if same_plan else warn(f"{PLAN_FILE} is another plan")
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from spark_appliance.doctor.checks.common import all_ok
 from spark_appliance.doctor.document import Document
+from spark_appliance.doctor.firewall import INPUT, drops, from_iptables, from_nft
 from spark_appliance.doctor.registry import CHECKS, Facts
 from spark_appliance.doctor.result import Verdict, fail, ok, skip, warn
 from spark_appliance.model.plan import NodePlan, RailPlan
@@ -21,7 +22,6 @@ def _cage(rail: RailPlan) -> str:
 
 @CHECKS.node(
     "NET.LINK",
-    problems=("P14",),
     means="The rail has no link: cable not seated, other end down, or the port is off.",
     do="Check the cable at both ends (spark-appliance topology); ip link set NETDEV up.",
 )
@@ -142,7 +142,7 @@ def mtu(facts: Facts, node: NodePlan, document: Document) -> Iterator[Verdict]:
 
 @CHECKS.node(
     "NET.PEER",
-    problems=("P07", "P11"),
+    problems=("P07",),
     means="The other end of the rail does not answer: wrong cable, wrong address, or a firewall. "
     "RDMA does not wait for ARP and would give up with retry exceeded.",
     do="Compare the cabling with spark-appliance topology, then address and firewall there.",
@@ -313,30 +313,17 @@ def firewall(facts: Facts, node: NodePlan, document: Document) -> Iterator[Verdi
     """Judge rules that would drop the ranks' connections."""
     del facts
     section = document.section("firewall")
-    wanted = set(node.firewall.trusted_interfaces)
+    wanted = sorted(node.firewall.trusted_interfaces)
 
     def closed() -> Iterator[Verdict]:
-        for chain in section.at("nft").items():
-            if chain.at("policy").optional() != "drop":
-                continue
-            missing = wanted - set(chain.at("accepted").texts())
-            where = f"nft {chain.at('table').optional()} {chain.at('chain').optional()}"
-            if missing and not chain.at("jumps").integer():
-                yield fail(f"{where} drops, not accepted: {', '.join(sorted(missing))}", "nft")
-            elif missing:
-                yield warn(
-                    f"{where} drops and jumps to other chains; not seen: "
-                    f"{', '.join(sorted(missing))}",
-                    "nft",
-                )
-        rules = section.at("iptables").texts()
-        if any(rule.startswith(("-P INPUT DROP", "-P INPUT REJECT")) for rule in rules):
-            named = {name for name in wanted if any(f"-i {name} " in f"{r} " for r in rules)}
-            if wanted - named:
-                yield fail(
-                    f"iptables drops, not accepted: {', '.join(sorted(wanted - named))}", "iptables"
-                )
-        if section.at("ufw").flag() and not rules and not section.at("nft").items():
+        filters = {f"nft {name}": chains for name, chains in from_nft(section.at("nft")).items()}
+        if section.at("iptables").texts():
+            filters["iptables"] = from_iptables(section.at("iptables").texts())
+        for name, chains in filters.items():
+            dropped = [netdev for netdev in wanted if drops(chains, INPUT, netdev)]
+            if dropped:
+                yield fail(f"{name} drops new connections from {', '.join(dropped)}", name)
+        if section.at("ufw").flag() and not filters:
             yield warn("ufw is enabled, its rules could not be read", "ufw")
 
     if not wanted and not node.firewall.peer_addresses:

@@ -24,6 +24,8 @@ PROBE_VERSION = 1
 READ_LIMIT = 16 << 20
 """Bytes read of one file at most."""
 
+_PIECE = 64 << 10
+
 SIDE_BY_SIDE = 6
 """Sections that run at the same time."""
 
@@ -38,9 +40,8 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("ip", "-j", "addr"),
     ("ip", "-j", "neigh"),
     ("ip", "-j", "route"),
-    ("nft", "-j", "list", "chains"),
     ("nft", "-j", "list", "ruleset"),
-    ("iptables", "-S", "INPUT"),
+    ("iptables", "-S"),
     ("nmcli", "-t", "-f", "DEVICE,STATE", "device"),
     ("nvidia-smi", "--query-gpu"),
     ("nvidia-smi", "--query-compute-apps"),
@@ -73,8 +74,17 @@ class Machine:
     def read(self, name: str, limit: int = READ_LIMIT) -> bytes:
         """Return the bytes of a file, at most ``limit``."""
         try:
-            with open(self.path(name), "rb") as file:
-                return file.read(limit)
+            # unbuffered and in pieces: files below /proc/sys refuse large reads (ENOMEM)
+            with open(self.path(name), "rb", buffering=0) as file:
+                pieces: list[bytes] = []
+                left = limit
+                while left > 0:
+                    piece = file.read(min(_PIECE, left))
+                    if not piece:
+                        break
+                    pieces.append(piece)
+                    left -= len(piece)
+                return b"".join(pieces)
         except OSError as error:
             raise ProbeError(f"{name}: {error.strerror or error}") from None
 

@@ -25,9 +25,11 @@ _SITES = (
     "opt/*/lib/python3*/site-packages",
     "nix/store/*/lib/python3*/site-packages",
 )
+_NCCL_VERSION = re.compile(rb"NCCL version (\d+\.\d+\.\d+)")
 _IMAGE = re.compile(
-    r"(?<![\w./:@-])([\w.-]+(?::\d+)?(?:/[\w.-]+)*(?::[\w.-]+)?@sha256:[0-9a-f]{64})"
+    r"(?<![\w./:@-])((?:[\w.-]+(?::\d+)?(?:/[\w.-]+)*(?::[\w.-]+)?@)?sha256:[0-9a-f]{64})\b"
 )
+"""An image by its digest, or, where it was loaded from a file, by its id alone."""
 
 
 def containers(machine: Machine, request: Mapping[str, Any], facts: Facts) -> None:
@@ -53,11 +55,21 @@ def engine(machine: Machine, request: Mapping[str, Any], facts: Facts) -> None:
         return
     roots = facts.put("roots", _roots, machine, unit)
     sites = _sites(machine, roots or [])
+    if not sites:
+        for key in ("packages", "nccl", "classes", "architectures"):
+            facts.put(key, _unreadable)
+        return
     facts.put("sites", lambda: sites)
     facts.put("packages", _packages, machine, sites, request["packages"])
     facts.put("nccl", _nccl, machine, sites)
     facts.put("classes", _classes, machine, sites, request["checkpoint"])
-    facts.put("architectures", _architectures, machine, sites)
+    if unit.get("ActiveState") == "inactive":
+        # a scan of large libraries would crowd the page cache of a serving node
+        facts.put("architectures", _architectures, machine, sites)
+
+
+def _unreadable() -> None:
+    raise ProbeError("the engine's files cannot be seen without starting it")
 
 
 def _docker_active(machine: Machine) -> bool:
@@ -142,7 +154,7 @@ def _layers(machine: Machine, image: str) -> list[str]:
     if not _docker_active(machine):
         return []
     text = machine.run("docker", "image", "inspect", "--format", "{{json .GraphDriver}}", image)
-    data = json.loads(text).get("Data") or {}
+    data = (json.loads(text) or {}).get("Data") or {}
     layers = [data.get("UpperDir", ""), *str(data.get("LowerDir", "")).split(":")]
     return [layer for layer in layers if layer]
 
@@ -174,15 +186,19 @@ def _nccl(machine: Machine, sites: list[str]) -> list[dict[str, Any]]:
         for path in sorted(
             glob.glob(f"{glob.escape(machine.path(site))}/**/libnccl.so.2*", recursive=True)
         ):
+            digest, version = hashlib.sha256(), None
+            tail = b""
             with open(path, "rb") as file:
-                data = file.read()
-            version = re.search(rb"NCCL version (\d+\.\d+\.\d+)", data)
+                # in pieces: the memory belongs to the model
+                for block in iter(lambda: file.read(1 << 20), b""):
+                    digest.update(block)
+                    version = version or _NCCL_VERSION.search(tail + block)
+                    tail = block[-64:]
             found.append(
                 {
                     "path": path[len(machine.root) :],
-                    "sha256": hashlib.sha256(data).hexdigest(),
+                    "sha256": digest.hexdigest(),
                     "version": version.group(1).decode() if version else None,
-                    "ring": b"NCCL_SWITCHLESS_RING_ONLY" in data,
                 }
             )
     return found
@@ -234,10 +250,10 @@ def fatbin_architectures(path: str) -> list[int]:
             return []
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             at = data.find(magic)
-            while at >= 0:
+            while 0 <= at <= len(data) - 16:
                 _, _, header, size = struct.unpack_from("<IHHQ", data, at)
-                entry, end = at + header, min(at + header + size, len(data) - 32)
-                while entry < end:
+                entry, end = at + header, min(at + header + size, len(data))
+                while entry + 32 <= end:
                     _, _, entry_header, payload = struct.unpack_from("<HHIQ", data, entry)
                     found.add(struct.unpack_from("<I", data, entry + 28)[0])
                     if entry_header + payload == 0:

@@ -15,10 +15,9 @@ _UNIT_PROPERTIES = "Id,LoadState,ActiveState,SubState,UnitFileState,Result"
 
 def system(machine: Machine, request: Mapping[str, Any], facts: Facts) -> None:
     """Kernel, distribution, firmware, limits of the login."""
-    uname = os.uname()
-    facts.put("kernel", lambda: uname.release)
-    facts.put("machine", lambda: uname.machine)
-    facts.put("hostname", lambda: uname.nodename)
+    facts.put("kernel", lambda: machine.text("/proc/sys/kernel/osrelease"))
+    facts.put("machine", lambda: os.uname().machine)
+    facts.put("hostname", lambda: machine.text("/proc/sys/kernel/hostname"))
     facts.put("cmdline", lambda: machine.text("/proc/cmdline").split())
     facts.put("page_size", lambda: os.sysconf("SC_PAGE_SIZE"))
     facts.put("boot_id", lambda: machine.text("/proc/sys/kernel/random/boot_id"))
@@ -115,15 +114,19 @@ def _blocks(text: str) -> list[dict[str, str]]:
 
 def _units(machine: Machine, names: list[str]) -> dict[str, dict[str, str]]:
     text = machine.run("systemctl", "show", f"--property={_UNIT_PROPERTIES}", "--", *names)
+    blocks = _blocks(text)
+    if len(blocks) != len(names):
+        raise ProbeError(f"systemctl told of {len(blocks)} units, asked for {len(names)}")
+    # an alias (display-manager.service) is answered with the id of the unit behind it
     return {
-        block.get("Id", ""): {
+        name: {
             "load": block.get("LoadState", ""),
             "active": block.get("ActiveState", ""),
             "sub": block.get("SubState", ""),
             "file": block.get("UnitFileState", ""),
             "result": block.get("Result", ""),
         }
-        for block in _blocks(text)
+        for name, block in zip(names, blocks)
     }
 
 

@@ -52,9 +52,9 @@ def firewall(machine: Machine, request: Mapping[str, Any], facts: Facts) -> None
     if re.search(r"^nf_tables ", loaded, re.MULTILINE):
         facts.put("nft", _nft, machine)
     else:
-        facts.put("nft", list)
+        facts.put("nft", lambda: {"chains": [], "rules": []})
     if machine.maybe("/proc/net/ip_tables_names"):
-        facts.put("iptables", lambda: machine.run("iptables", "-S", "INPUT").splitlines()[:200])
+        facts.put("iptables", lambda: machine.run("iptables", "-S").splitlines()[:2000])
     else:
         facts.put("iptables", list)
 
@@ -180,34 +180,44 @@ def _resolve(name: str) -> str | None:
         return None
 
 
-def _nft(machine: Machine) -> list[dict[str, Any]]:
-    """Return the chains that judge incoming packets, with the netdevs that their rules name."""
+def _nft(machine: Machine) -> dict[str, Any]:
+    """Return the chains, and each rule as: netdevs it is for, other conditions, verdict."""
     ruleset = machine.json("nft", "-j", "list", "ruleset", timeout=10).get("nftables", [])
-    found: dict[tuple[str, str, str], dict[str, Any]] = {}
+    chains, rules = [], []
     for item in ruleset:
-        chain = item.get("chain")
-        if chain and chain.get("hook") == "input":
-            found[(chain["family"], chain["table"], chain["name"])] = {
-                "table": chain["table"],
-                "chain": chain["name"],
-                "policy": chain.get("policy", "accept"),
-                "accepted": [],
-                "jumps": 0,
-            }
-    for item in ruleset:
-        rule = item.get("rule")
-        if not rule:
-            continue
-        entry = found.get((rule["family"], rule["table"], rule["chain"]))
-        if entry is None:
-            continue
-        text = str(rule.get("expr", []))
-        entry["jumps"] += "'jump'" in text
-        if "'accept'" in text and ("'iifname'" in text or "'iif'" in text):
-            entry["accepted"] += re.findall(r"'right': '([^']+)'", text)
-            for names in re.findall(r"'set': \[([^\]]*)\]", text):
-                entry["accepted"] += re.findall(r"'([^']+)'", names)
-    return list(found.values())
+        if "chain" in item:
+            keys = ("family", "table", "name", "hook", "policy")
+            chains.append({key: item["chain"].get(key) for key in keys})
+        elif "rule" in item:
+            rule = item["rule"]
+            place = {key: rule.get(key) for key in ("family", "table", "chain")}
+            rules.append({**place, **_nft_rule(rule.get("expr", []))})
+    return {"chains": chains, "rules": rules[:2000]}
+
+
+def _nft_rule(expressions: list[dict[str, Any]]) -> dict[str, Any]:
+    netdevs: list[str] | None = None
+    conditional = False
+    verdict = target = None
+    for expression in expressions:
+        for kind, value in expression.items():
+            if kind in ("accept", "drop", "return"):
+                verdict = kind
+            elif kind == "reject":
+                verdict = "drop"
+            elif kind in ("jump", "goto"):
+                verdict, target = kind, value.get("target")
+            elif kind == "match" and value.get("op") == "==" and _is_netdev(value.get("left")):
+                right = value.get("right")
+                names = right.get("set", []) if isinstance(right, dict) else [right]
+                netdevs = [name for name in names if isinstance(name, str)]
+            elif kind not in ("counter", "comment", "log"):
+                conditional = True
+    return {"netdevs": netdevs, "conditional": conditional, "verdict": verdict, "target": target}
+
+
+def _is_netdev(left: Any) -> bool:
+    return isinstance(left, dict) and left.get("meta", {}).get("key") in ("iif", "iifname")
 
 
 def _listening(machine: Machine, wanted: list[int]) -> list[dict[str, Any]]:

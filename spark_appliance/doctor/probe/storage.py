@@ -21,6 +21,8 @@ _FIEMAP = 0xC020660B
 """FS_IOC_FIEMAP: _IOWR('f', 11, struct fiemap of 32 bytes) (linux/fs.h)."""
 
 
+_JSON_LIMIT = 8 << 20
+
 _PSEUDO = frozenset(
     (
         "autofs",
@@ -266,7 +268,16 @@ def _hash(machine: Machine, path: str) -> dict[str, Any] | None:
             for name, marker in markers.items():
                 found[name] = found[name] or marker in tail + block
             tail = block[-64:]
-    return {"sha256": digest.hexdigest(), "bytes": size, "markers": found}
+    told = {"sha256": digest.hexdigest(), "bytes": size, "markers": found}
+    if path.endswith(".json") and size <= _JSON_LIMIT:
+        told["canonical_sha256"] = _canonical(machine.read(path))
+    return told
+
+
+def _canonical(raw: bytes) -> str:
+    """Return the hash of the content, whoever wrote it and with whatever white space."""
+    text = json.dumps(json.loads(raw), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _device(machine: Machine, path: str) -> dict[str, Any]:

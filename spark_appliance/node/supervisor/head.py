@@ -70,7 +70,7 @@ class Head:
             if self.state.phase is not Phase.GAVE_UP:
                 await self._stop_all(kill=False)
                 self.state.enter(Phase.STOPPED, "every rank is stopped")
-            await self.hub.broadcast({"type": "phase", "text": self.state.text})
+            await self.hub.broadcast({"type": "goodbye", "text": self.state.line})
             await self.hub.close()
 
     def trouble(self, node: str, reason: str, orderly: bool) -> None:

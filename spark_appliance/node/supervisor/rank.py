@@ -21,6 +21,9 @@ from spark_appliance.node.systemctl import Units, UnitState
 SHOW_FAILURES: Final = 5
 """Looks in a row at which systemd may give no answer before the rank counts as lost."""
 
+GUARD_SECONDS: Final = 120.0
+"""Seconds for the guard to start; it waits for enough memory (systemd's own limit is 90 s)."""
+
 STOP_MARGIN: Final = 30
 """Seconds beyond the unit's own stop timeout: SIGKILL and removing a container take time."""
 
@@ -60,10 +63,15 @@ class LocalRank:
     async def start(self, seconds: float) -> None:
         """Start the engine and watch it.
 
+        The guard is armed first. It is no requirement of the engine's unit: systemd would then
+        restart this one engine whenever it restarts the guard.
+
         Raises:
-            NodeError: when it does not start within ``seconds``.
+            NodeError: when the guard does not arm or the engine not start within ``seconds``.
         """
         self.set_ready(ready=False)
+        if not (await self.units.show([GUARD])).get(GUARD, UnitState(GUARD, "")).running:
+            await self.units.start(GUARD, seconds=GUARD_SECONDS)
         await self.units.start(ENGINE, seconds=seconds)
         self._watch = asyncio.create_task(self._look())
 
@@ -100,6 +108,7 @@ class LocalRank:
 
     async def _look(self) -> None:
         failures = 0
+        invocation: str | None = None
         while True:
             await asyncio.sleep(self.poll)
             try:
@@ -111,16 +120,21 @@ class LocalRank:
                     return
                 continue
             failures = 0
-            reason = self._wrong(states)
+            engine = states.get(ENGINE, UnitState(ENGINE, "unknown"))
+            reason = self._wrong(engine, states.get(GUARD, UnitState(GUARD, "unknown")))
+            if reason is None and invocation not in (None, engine.invocation):
+                reason = (
+                    f"{ENGINE} was restarted by somebody else: a rank that restarts alone never "
+                    "joins its group"
+                )
+            invocation = engine.invocation
             if reason is not None:
                 self.on_down(reason)
                 return
 
-    def _wrong(self, states: dict[str, UnitState]) -> str | None:
-        engine = states.get(ENGINE, UnitState(ENGINE, "unknown"))
+    def _wrong(self, engine: UnitState, guard: UnitState) -> str | None:
         if not engine.running:
             return engine.describe() + self._killed_by_guard()
-        guard = states.get(GUARD, UnitState(GUARD, "unknown"))
         if guard.active in ("failed", "inactive", "unknown"):
             return f"{guard.describe()}: without the memory guard the engine may not run"
         return None

@@ -38,15 +38,15 @@ async def supervise(
     state = State(context, journal, notifier)
     try:
         if context.is_head:
-            await _head(context, units, journal, notifier, timing, state, stop)
+            await run_head(context, units, journal, notifier, timing, state, stop)
         else:
-            await _worker(context, units, journal, notifier, timing, state, stop)
+            await run_worker(context, units, journal, notifier, timing, state, stop)
     finally:
         watchdog.cancel()
         notifier.stopping(state.text)
 
 
-async def _head(
+async def run_head(
     context: NodeContext,
     units: Units,
     journal: Journal,
@@ -55,6 +55,11 @@ async def _head(
     state: State,
     stop: asyncio.Event,
 ) -> None:
+    """Run the head's supervisor until ``stop``.
+
+    Raises:
+        GaveUpError, NodeError: as ``supervise``.
+    """
     workers = {view.text("name"): view.text("address") for view in context.others}
     me = _identity(context, journal, alone=not workers)
     plan = context.plan.view("restart")
@@ -86,7 +91,7 @@ async def _head(
     await head.run(stop)
 
 
-async def _worker(
+async def run_worker(
     context: NodeContext,
     units: Units,
     journal: Journal,
@@ -95,6 +100,11 @@ async def _worker(
     state: State,
     stop: asyncio.Event,
 ) -> None:
+    """Run a worker's supervisor until ``stop``.
+
+    Raises:
+        NodeError: as ``supervise``.
+    """
     head = context.head
     address = head.text("address")
 

@@ -39,16 +39,22 @@ class State:
     notifier: Notifier
     phase: Phase | None = None
     text: str = ""
+    since: float = 0.0
     last_failure: dict[str, Any] | None = None
     restarts: list[float] = field(default_factory=list)
     connected: list[str] = field(default_factory=list)
+
+    @property
+    def line(self) -> str:
+        """Phase and text in one line."""
+        return f"{self.phase.value}: {self.text}" if self.phase else ""
 
     def enter(self, phase: Phase, text: str) -> None:
         """Change phase or its text."""
         if (phase, text) == (self.phase, self.text):
             return
-        self.phase, self.text = phase, text
-        line = f"{phase.value}: {text}"
+        self.phase, self.text, self.since = phase, text, time.time()
+        line = self.line
         if phase is Phase.GAVE_UP:
             self.journal.error(line)
         else:
@@ -71,7 +77,7 @@ class State:
                     "node": self.context.name,
                     "phase": self.phase.value if self.phase else None,
                     "text": self.text,
-                    "since": time.time(),
+                    "since": self.since,
                     "plan": self.context.sha256,
                     "last_failure": self.last_failure,
                     "restarts": self.restarts,

@@ -42,6 +42,7 @@ class Worker:
     _start: asyncio.Task[None] | None = field(default=None)
     _number: int = 0
     _running: bool = False
+    _last_word: str = ""
     _sends: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -53,7 +54,7 @@ class Worker:
                 if stop.is_set():
                     break
                 await self._stop_rank(reason)
-                self.state.enter(Phase.WAITING, f"for {self.head}: {reason}")
+                self.state.enter(Phase.WAITING, f"for {self.head}{self._last_word}: {reason}")
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self.timing.reconnect):
                         await stop.wait()
@@ -69,16 +70,18 @@ class Worker:
     async def _session_until(self, stop: asyncio.Event) -> str:
         session = asyncio.create_task(self._session())
         stopping = asyncio.create_task(stop.wait())
-        await asyncio.wait({session, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if not session.done() and self._channel is not None:
-            with contextlib.suppress(LostError):
-                await self._channel.send({"type": "leaving", "reason": "its supervisor stops"})
-        for task in (session, stopping):
-            task.cancel()
-        result = (await asyncio.gather(session, stopping, return_exceptions=True))[0]
-        if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError):
-            raise result
-        return result if isinstance(result, str) else "stopping"
+        try:
+            await asyncio.wait({session, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if session.done():
+                return session.result()
+            if self._channel is not None:
+                with contextlib.suppress(LostError):
+                    await self._channel.send({"type": "leaving", "reason": "its supervisor stops"})
+            return "stopping"
+        finally:
+            for task in (session, stopping):
+                task.cancel()
+            await asyncio.gather(session, stopping, return_exceptions=True)
 
     async def _session(self) -> str:
         """Connect and serve; returns why it ended."""
@@ -97,6 +100,7 @@ class Worker:
         try:
             await join(channel, self.me, self.head, self.timing.handshake)
             self._channel = channel
+            self._last_word = ""
             self.state.enter(Phase.WAITING, f"connected to {self.head}, for its start")
             pulse = asyncio.create_task(beat(channel, self.timing))
             while True:
@@ -119,8 +123,8 @@ class Worker:
             self._start = asyncio.create_task(self._do_stop(message))
         elif kind == "ready":
             self.local.set_ready(ready=message.get("ready") is True and self._running)
-        elif kind == "phase":
-            self.journal.notice(f"{self.head}: {str(message.get('text'))[:1000]}")
+        elif kind == "goodbye":
+            self._last_word = f" (its last word: {str(message.get('text'))[:1000]})"
         elif kind != "heartbeat":
             raise ProtocolError(f"an unknown message {kind[:40]!r}")
 

@@ -250,7 +250,12 @@ def _variable(path: Path, name: str, value: str | None) -> Iterator[Finding]:
 
 
 def check_effective(
-    args: Mapping[str, Scalar], env: Mapping[str, str], rails: int, *, model_v41: bool
+    args: Mapping[str, Scalar],
+    env: Mapping[str, str],
+    rails: int,
+    *,
+    model_v41: bool,
+    engram: bool,
 ) -> list[Finding]:
     """Judge the settings of rank 0 as they come out of all layers."""
     findings = []
@@ -271,6 +276,8 @@ def check_effective(
                 "note",
             )
         )
+    if engram:
+        findings += _engram_loading(args)
     context = args.get("context-length")
     tails = args.get("swa-prefix-tails", 4 * running if isinstance(running, int) else None)
     if (
@@ -305,6 +312,27 @@ def check_effective(
         )
     return findings
 
+
+def _engram_loading(args: Mapping[str, Scalar]) -> Iterator[Finding]:
+    """Refuse loaders that read whole shards: the Engram tables are 203 GB of them."""
+    reads_all = [
+        f"--{name}"
+        for name in ("weight-loader-disable-mmap", "weight-loader-prefetch-checkpoints")
+        if args.get(name)
+    ]
+    if args.get("load-format", "auto") not in _LAZY_FORMATS:
+        reads_all.append(f"--load-format {args['load-format']}")
+    for flag in reads_all:
+        yield Finding(
+            "engine.reads-engram-tables",
+            ("engine", "args"),
+            f"{flag} reads whole checkpoint shards, the 203 GB of Engram tables included",
+            "leave it out; with safetensors and mmap the tables are never read",
+        )
+
+
+_LAZY_FORMATS: Final = ("auto", "safetensors", "dummy")
+"""Load formats that read tensor by tensor (the Engram plugin refuses the others too)."""
 
 _LONG_SESSION: Final = 250_000
 """Tokens from which re-computing a session hurts; shorter ones take seconds."""

@@ -102,8 +102,14 @@ def render(cluster: Cluster, loaded: LoadedProfile) -> Rendering:
         for rank in range(count)
     ]
     findings += check_effective(
-        args, nodes[0].env, len(nodes[0].rails), model_v41=facts.deepseek_v41
+        args,
+        nodes[0].env,
+        len(nodes[0].rails),
+        model_v41=facts.deepseek_v41,
+        engram=facts.engram is not None,
     )
+    if errors(findings):
+        return Rendering(None, budgets, tuple(findings))
     return Rendering(_plan(cluster, loaded, fabric, parallelism, nodes), budgets, tuple(findings))
 
 

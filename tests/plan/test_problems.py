@@ -60,8 +60,29 @@ CASES: list[tuple[str, dict[str, Any], str, str]] = [
         "engine.prefetch-threads",
     ),
     (
+        "P43 a loader that reads the Engram tables",
+        with_args(weight_loader_prefetch_checkpoints=True),
+        "error",
+        "engine.reads-engram-tables",
+    ),
+    (
+        "another load format",
+        with_args(load_format="fastsafetensors"),
+        "error",
+        "engine.reads-engram-tables",
+    ),
+    (
         "prefetch with mmap off",
-        with_args(weight_loader_prefetch_checkpoints=True, weight_loader_disable_mmap=True),
+        changed(
+            document("single", 1),
+            "engine",
+            to={
+                "args": {
+                    "weight-loader-prefetch-checkpoints": True,
+                    "weight-loader-disable-mmap": True,
+                }
+            },
+        ),
         "error",
         "engine.prefetch-without-mmap",
     ),

@@ -29,7 +29,6 @@ _COMMANDS: dict[str, _Entry] = {
     "show": _Entry("show:show", "Show what a node will run."),
     "topology": _Entry("topology:topology", "Draw which cable goes where."),
     "schema": _Entry("schema:schema", "Print the JSON Schema of a file format."),
-    "bench": _Entry("bench:bench", "Measure an endpoint so that others can check the numbers."),
     "build": _Entry("install:build", "Build NixOS nodes' systems here."),
     "install": _Entry("install:install", "Put the plan on the nodes."),
     "uninstall": _Entry("install:uninstall", "Remove everything of ours from DGX OS nodes."),

@@ -129,6 +129,9 @@ def _title(overview: Overview) -> str:
     reads = head.part("engram_metrics") or {}
     rows = [value for name, value in reads.items() if "rows_total" in name]
     parts += [f"{sum(rows):,.0f} Engram rows read"] if rows else []
+    router = head.part("router")
+    if isinstance(router, dict):
+        parts.append(f"router: {router.get('healthy')} of {router.get('of')} replicas")
     return ", ".join([text, *parts])
 
 

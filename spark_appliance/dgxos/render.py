@@ -14,6 +14,10 @@ from spark_appliance.errors import InputError
 from spark_appliance.model.plan import NodePlan, Plan
 from spark_appliance.node.generations.bundle import VERSION, Action, Watch
 
+ROUTER_FOLDER: Final = "/usr/local/lib/spark/router"
+ROUTER_PYTHON: Final = f"{ROUTER_FOLDER}/bin/python3"
+"""A virtual environment that ``install`` makes on the head (fleet.install)."""
+
 RUNTIMES: Final = {"docker": "/usr/bin/docker", "podman": "/usr/bin/podman"}
 
 
@@ -30,6 +34,8 @@ def node_files(plan: Plan, node: NodePlan, program: bytes) -> list[NodeFile]:
             "NixOS nodes are built and switched with nixos-rebuild: spark-appliance build",
         )
     placeholders = {"@spark-node@": SPARK_NODE}
+    if plan.router is not None and node.rank == 0:
+        placeholders["@router-python@"] = ROUTER_PYTHON
     if plan.image is not None:
         placeholders["@image@"] = plan.image.name
         placeholders["@container-runtime@"] = RUNTIMES[plan.image.runtime]

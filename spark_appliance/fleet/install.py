@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from spark_appliance import node_zipapp
-from spark_appliance.dgxos.render import bundle
+from spark_appliance.dgxos.render import ROUTER_FOLDER, bundle
 from spark_appliance.fleet.crew import Crew
 from spark_appliance.fleet.remote import Remote, StepError
 
 PULL_SECONDS: Final = 3600.0
 """An engine image has some 20 GB."""
 
+ROUTER_SECONDS: Final = 900.0
 APPLY_SECONDS: Final = 300.0
 UNINSTALL_SECONDS: Final = 600.0
 FOLDER: Final = "var/lib/spark/generations"
@@ -48,6 +49,21 @@ _BUNDLE: Final = """\
 {text}
 SPARK_END
 """
+
+
+_ROUTER_SCRIPT: Final = """\
+set -eu
+version=$("$1/bin/python3" -c \
+  'import importlib.metadata as m, sys; print(m.version(sys.argv[1]))' "$2" 2>/dev/null || true)
+[ "$version" != "$3" ] || exit 0
+rm -rf -- "$1.new"
+python3 -m venv "$1.new"
+"$1.new/bin/python3" -m pip install --quiet --only-binary :all: "$2==$3"
+rm -rf -- "$1"
+mv -- "$1.new" "$1"
+"""
+"""A new environment is complete before it takes the place of the old one. Only its interpreter is
+used, which finds the moved folder; the console scripts in it would not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +104,7 @@ class Installer:
 
         def work(remote: Remote) -> Applied:
             self.pull(remote)
+            self.router(remote)
             return self.apply(remote, adopt=adopt)
 
         return self.crew.each(work)
@@ -121,6 +138,26 @@ class Installer:
         self.crew.board.work(remote.name, "pulling the image", image.digest[:19])
         pull = [runtime, "pull", "--quiet", image.name]
         remote.run("pull the image", pull, seconds=PULL_SECONDS, root=True)
+
+    def router(self, remote: Remote) -> None:
+        """Make sglang-router's virtual environment on the head of a plan that has a router.
+
+        The node's own pip configuration says where packages come from.
+
+        Raises:
+            StepError: when it cannot be made.
+        """
+        router = self.crew.plan.router
+        if router is None or remote.plan.rank != 0:
+            return
+        self.crew.board.work(remote.name, "router", f"{router.package} {router.version}")
+        remote.run(
+            "install the router",
+            ["sh", "-s", "--", ROUTER_FOLDER, router.package, router.version],
+            seconds=ROUTER_SECONDS,
+            root=True,
+            text=_ROUTER_SCRIPT,
+        )
 
     def apply(
         self, remote: Remote, *, adopt: bool = False, return_after: int | None = None
@@ -181,6 +218,9 @@ class Installer:
             answer = self._send(remote, "remove files", ["uninstall"], with_bundle=False)
             if self.root(remote) == "/":
                 self._remove_user(remote)
+            if self.crew.plan.router is not None and remote.plan.rank == 0:
+                argv = ["rm", "-rf", "--", ROUTER_FOLDER]
+                remote.run("remove the router", argv, seconds=120, root=True)
             if purge:
                 self._purge(remote)
             changes = tuple(str(change["path"]) for change in answer.get("changes", []))

@@ -134,7 +134,9 @@ class Rollout:
             worker = self._nixos()
             self.paths = worker.build()
             worker.copy(self.paths)
-        dgx.each(self._installer().pull)
+        installer = self._installer()
+        dgx.each(installer.pull)
+        dgx.each(installer.router)
 
     def _node_state(self, remote: Remote) -> NodeState:
         if remote.plan.system == "nixos":

@@ -254,6 +254,34 @@ class Image(_Model):
     )
 
 
+class Replica(_Model):
+    """The endpoint of another cluster that serves the same model."""
+
+    name: NodeName = Field(description="Name of the other cluster.")
+    url: str = Field(
+        pattern=r"^http://[A-Za-z0-9.-]+(:[0-9]{1,5})?$",
+        description="Its base URL without /v1, for example http://192.168.1.21:8888.",
+    )
+
+
+class Router(_Model):
+    """One address for several clusters: sglang-router on this cluster's head.
+
+    This cluster's own endpoint is always the first replica. All replicas must have the same API
+    key, which is also that of the router.
+    """
+
+    bind: Ipv4 = Field("0.0.0.0", description="Address that the router listens on.")  # noqa: S104
+    port: Port = Field(8000, description="TCP port of the router.")
+    policy: Literal["cache_aware", "round_robin", "power_of_two", "random"] = Field(
+        "cache_aware",
+        description="cache_aware sends a prompt to the replica that has its beginning cached.",
+    )
+    replicas: Annotated[list[Replica], Field(min_length=1, max_length=32)] = Field(
+        description="The other clusters."
+    )
+
+
 class Cluster(_Model):
     """A cluster file, ``version: 1``."""
 
@@ -281,6 +309,9 @@ class Cluster(_Model):
     api: Api = Field(default_factory=Api, description="The endpoint.")
     ports: Ports = Field(
         default_factory=Ports, description="TCP ports that nodes use among themselves."
+    )
+    router: Router | None = Field(
+        None, description="Serve several clusters under one address from this head."
     )
     image: Image | None = Field(
         None, description="Engine image of DGX OS nodes; NixOS nodes do not use it."

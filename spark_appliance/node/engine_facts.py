@@ -85,6 +85,21 @@ def pick_server_info(raw: bytes) -> dict[str, Any]:
     return {name: data[name] for name in _SERVER_INFO if name in data} if data else {}
 
 
+def router_facts(context: NodeContext) -> dict[str, Any] | None:
+    """Return how many replicas the router of this node counts as healthy; None without one."""
+    router = context.plan.optional_view("router")
+    if router is None or not context.is_head:
+        return None
+    status, raw = _ask(router.text("readiness_url"), None)
+    try:
+        data = json.loads(raw) if status == 200 else {}
+    except ValueError:
+        data = {}
+    of = len(router.views("replicas"))
+    healthy = data.get("healthy_workers", 0) if isinstance(data, dict) else 0
+    return {"answers": status == 200, "healthy": healthy, "of": of}
+
+
 def _key(context: NodeContext) -> str | None:
     name = context.plan.view("api").optional_text("key_file")
     if name is None:

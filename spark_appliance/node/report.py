@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from spark_appliance import __version__
 from spark_appliance.names import CONTAINER_SLICE, ENGINE
-from spark_appliance.node.engine_facts import engine_facts, loading
+from spark_appliance.node.engine_facts import engine_facts, loading, router_facts
 from spark_appliance.node.errors import NodeError
 from spark_appliance.node.files import read_json, read_line
 from spark_appliance.node.plan import NodeContext
@@ -54,6 +54,7 @@ def report(context: NodeContext, runner: Runner, *, gpu: bool) -> dict[str, Any]
     return {
         "status": status(context, runner),
         "engine": engine_facts(context),
+        "router": router_facts(context),
         "loading": loading(context, _cgroups()),
         "gpu": _gpu(runner) if gpu else None,
         "counters": {

@@ -41,6 +41,7 @@ from spark_appliance.render import host, storage
 from spark_appliance.render.arguments import CONFIG_FILE, arguments, argv, workload
 from spark_appliance.render.environment import CACHE_DIRECTORY, environment, generated
 from spark_appliance.render.overrides import check_effective, check_overrides
+from spark_appliance.render.router import router_plan
 from spark_appliance.render.rules import NFS_PORT, check_cluster
 from spark_appliance.render.units import LIMITS, Rank, units
 from spark_appliance.topology import Fabric, Rail, build_fabric
@@ -182,6 +183,7 @@ def _plan(
             supervisor=cluster.ports.supervisor,
             nfs=NFS_PORT if nfs else None,
         ),
+        router=router_plan(cluster),
         image=_image(cluster),
         health=_health(cluster),
         restart=RestartPlan(limit=3, window=3600, backoff=[10, 60, 300]),
@@ -259,6 +261,7 @@ def _node(
                 weights=weights,
                 engram=engram,
                 cache_directory=CACHE_DIRECTORY,
+                router=rank == 0 and cluster.router is not None,
             )
         ),
     )

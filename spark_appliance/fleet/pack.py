@@ -17,7 +17,7 @@ from spark_appliance.fleet.follow import journal_argv, parse_entry
 from spark_appliance.fleet.remote import Remote, StepError
 from spark_appliance.fleet.report import ask
 from spark_appliance.fleet.units import show, systemctl
-from spark_appliance.names import PACK
+from spark_appliance.names import ENGINE, PACK
 
 PACK_SECONDS: Final = 24 * 3600.0
 """A bound so that nothing hangs; 130 GB at 1 GB/s take two minutes, over a slow disk hours."""
@@ -52,24 +52,40 @@ def _pack(crew: Crew, remote: Remote, poll: float, wait: Callable[[float], objec
         crew.board.done(remote.name, "no Engram rows")
         return 0
     crew.board.work(remote.name, "packing")
+    states = show(remote, [PACK, ENGINE])
+    ran = PACK in states and states[PACK].active == "active"
+    if ran and not _unpacked(remote, len(engram.files)):
+        crew.board.done(remote.name, "packed already")
+        return engram.bytes
+    if ENGINE in states and states[ENGINE].active in ("active", "activating"):
+        raise StepError(
+            remote.name,
+            "pack",
+            "the engine runs, and packing would stop it",
+            "stop the cluster first: spark-appliance stop",
+        )
     # a oneshot that has run stays active: only a restart looks at its files again
-    state = show(remote, [PACK]).get(PACK)
-    verb = "restart" if state is not None and state.active == "active" else "start"
+    verb = "restart" if ran else "start"
     systemctl(remote, "pack", verb, [PACK], seconds=60, block=False)
     if crew.rehearsal is not None:
         return engram.bytes
     _watch(crew, remote, poll, wait or threading.Event().wait)
-    files = ask(remote).part("status", "engram") or []
-    bad = [str(file.get("name")) for file in files if not file.get("good")]
-    if bad or len(files) != len(engram.files):
+    if missing := _unpacked(remote, len(engram.files)):
         raise StepError(
             remote.name,
             "pack",
-            f"the packer ended, but {', '.join(bad) or 'its files'} are not complete",
+            f"the packer ended, but {missing} are not complete",
             f"read its log: spark-appliance logs {remote.name} --unit {PACK}",
         )
-    crew.board.done(remote.name, f"{engram.bytes / 1e9:.1f} GB in {len(files)} files")
+    crew.board.done(remote.name, f"{engram.bytes / 1e9:.1f} GB in {len(engram.files)} files")
     return engram.bytes
+
+
+def _unpacked(remote: Remote, count: int) -> str:
+    """Return the names of files that are not whole, empty when all are."""
+    files = ask(remote).part("status", "engram") or []
+    bad = [str(file.get("name")) for file in files if not file.get("good")]
+    return ", ".join(bad) or ("" if len(files) == count else "its files")
 
 
 def _watch(crew: Crew, remote: Remote, poll: float, wait: Callable[[float], object]) -> None:

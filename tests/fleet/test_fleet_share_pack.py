@@ -253,8 +253,30 @@ def test_packed_files_that_are_not_whole_are_named(world: World) -> None:
         pack(world.crew().only(["spark1"]))
 
 
-def test_a_packer_that_ran_before_is_run_again(world: World) -> None:
+BAD = {"engram": [{"name": "engram-l1-r0of3.bin", "good": False}]}
+
+
+def test_whole_files_are_left_alone(world: World) -> None:
     world.put_plan()
     finish(world, "spark1")
     pack(world.crew().only(["spark1"]))
+    assert [c for c in world.calls("spark1") if "start" in c.split()[1]] == []
+
+
+def test_a_packer_that_ran_before_is_run_again_for_damaged_files(world: World) -> None:
+    world.put_plan()
+    finish(world, "spark1")
+    world.report("spark1", status=BAD)
+    with pytest.raises(FleetError, match="are not complete"):
+        pack(world.crew().only(["spark1"]))
     assert f"systemctl restart --no-block -- {PACK}" in world.calls("spark1")
+
+
+def test_packing_never_stops_an_engine_that_runs(world: World) -> None:
+    world.put_plan()
+    finish(world, "spark1")
+    world.report("spark1", status=BAD)
+    world.set("spark1", "active/spark-engine.service", "active")
+    with pytest.raises(FleetError, match="the engine runs, and packing would stop it"):
+        pack(world.crew().only(["spark1"]))
+    assert [c for c in world.calls("spark1") if "start" in c.split()[1]] == []

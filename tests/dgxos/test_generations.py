@@ -382,6 +382,24 @@ def test_the_timer_is_armed_before_anything_changes(
     ]
 
 
+def test_the_timer_is_wound_up_only_while_something_is_on_trial(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live(monkeypatch, root)
+    path = root.parent / "bundle.json"
+    path.write_text(bundle(ONE))
+    live_call("apply", "--bundle", str(path), "--return-after", "300", runner=Calls())
+    runner = Calls()
+    live_call("hold", "--return-after", "600", runner=runner)
+    assert [argv[0] for argv in runner.argvs] == ["systemctl", "systemctl", "systemd-run"]
+    assert "--on-active=600s" in runner.argvs[2]
+    runner = Calls()
+    live_call("confirm", runner=runner)
+    assert runner.argvs[0] == ("systemctl", "stop", "spark-return.timer")
+    with pytest.raises(NodeError, match="nothing is on trial"):
+        live_call("hold", "--return-after", "600", runner=Calls())
+
+
 def test_only_what_changed_is_activated_and_failures_are_repeated(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

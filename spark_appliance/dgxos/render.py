@@ -73,7 +73,11 @@ def actions(node: NodePlan) -> list[Action]:
         ),
         _action("systemctl restart systemd-sysctl.service", paths=("/etc/sysctl.d/",), boot=True),
         _action("udevadm control --reload", paths=("/etc/udev/", *network), boot=True),
-        _action("systemctl try-reload-or-restart NetworkManager.service", paths=network),
+        _action(
+            "systemctl try-reload-or-restart NetworkManager.service",
+            paths=network,
+            needs="/usr/lib/systemd/system/NetworkManager.service",
+        ),
     ]
     if node.rails:
         result += [

@@ -315,6 +315,16 @@ def test_a_change_on_trial_goes_back_unless_it_is_confirmed(root: Path) -> None:
     assert tree(root) == TWO
 
 
+def test_a_rollback_never_leads_to_what_was_given_up(root: Path) -> None:
+    apply(root, ONE)
+    apply(root, TWO, "--return-after", "60")
+    call(root, "return")
+    apply(root, TWO)
+    assert [item["number"] for item in call(root, "list")["generations"]] == [1, 3]
+    call(root, "rollback")
+    assert tree(root) == ONE
+
+
 def test_a_first_change_on_trial_leaves_nothing_behind(root: Path) -> None:
     apply(root, ONE, "--return-after", "60")
     call(root, "recover")

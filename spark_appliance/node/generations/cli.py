@@ -181,8 +181,10 @@ def _rollback(
     redo = _unfinished(state)
     if live:
         activate.disarm(runner)
+    tried = _on_trial(state) - {number}
     _, plan = switch(store, number, adopt=adopt)
     state = confirm(store)
+    store.drop(tried)
     answer = _answer(store, state, plan, target)
     if live:
         _activate(store, state, plan, [*old, target], runner, redo=redo)
@@ -197,8 +199,10 @@ def _go_back(store: Store, runner: Runner, *, live: bool, serving: bool) -> dict
     target = store.manifest(state.confirmed)
     if live and serving:
         activate.stop_serving(runner)
+    tried = _on_trial(state)
     # edits made while the change was on trial must not keep the node from returning
     state, plan = switch(store, state.confirmed, adopt=True)
+    store.drop(tried)
     answer = _answer(store, state, plan, target)
     if live:
         try:
@@ -271,6 +275,11 @@ def _answer(store: Store, state: State, plan: Preview, target: Manifest) -> dict
         "changes": describe(plan),
         "warnings": warnings(store.root, target),
     }
+
+
+def _on_trial(state: State) -> set[int]:
+    """Return the generations that were tried and not confirmed."""
+    return {state.current, *state.mixed} - {state.confirmed}
 
 
 def _unfinished(state: State) -> bool:

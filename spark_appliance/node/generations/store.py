@@ -230,6 +230,11 @@ class Store:
         names = (path.name for path in self.folder.iterdir())
         return sorted(int(name) for name in names if name.isdecimal())
 
+    def drop(self, numbers: set[int]) -> None:
+        """Remove generations that nobody ever confirmed: a rollback must not lead to them."""
+        for number in numbers - {0}:
+            shutil.rmtree(self.folder / str(number), ignore_errors=True)
+
     def prune(self, state: State) -> None:
         """Remove what is too old for a rollback, and halves of a write that was cut off."""
         wanted = {state.current, state.confirmed, *state.mixed}

@@ -543,6 +543,20 @@ def test_an_engine_left_behind_is_stopped_first(make: Any) -> None:
     run(body)
 
 
+def test_a_readiness_left_behind_does_not_count(make: Any) -> None:
+    async def body() -> None:
+        async with make() as cluster:
+            head = cluster.start("spark1")
+            head.units.states[READY] = UnitState(READY, "active")
+            cluster.start("spark2")
+            cluster.start("spark3")
+            await cluster.system.until(cluster.system.phase("spark1", "serving"))
+            assert cluster.system.events[0] == "spark1 stop spark-ready"
+            assert cluster.system.events[-1] == "spark1 start spark-ready"
+
+    run(body)
+
+
 def test_a_crashed_supervisor_remembers_its_restarts(make: Any) -> None:
     async def body() -> None:
         async with make() as cluster:

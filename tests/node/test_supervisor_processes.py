@@ -276,6 +276,8 @@ def test_a_killed_head_supervisor_stops_the_workers_and_starts_afresh(fleet: Fle
     workers = [fleet["spark2"], fleet["spark3"]]
     pids = [worker.engine for worker in workers]
     left_behind = head.engine
+    for worker in workers:
+        worker.wait_for("running")  # what it said before it was connected is behind us
     head.signal(signal.SIGKILL)
     head.exit_status()
     for worker in workers:

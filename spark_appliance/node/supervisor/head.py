@@ -114,6 +114,8 @@ class Head:
 
     async def _start_and_serve(self) -> None:
         seconds = float(self.context.plan.view("health").integer("ready_timeout"))
+        # one that a crashed supervisor left behind would call the new group ready at once
+        await self._tolerate(self.units.stop(READY, seconds=READY_STOP_SECONDS))
         for group in self.context.plan.groups("start_order"):
             self.state.enter(Phase.STARTING, _names(group))
             await _all(*(self._start(node, seconds) for node in group))

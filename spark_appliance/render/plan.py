@@ -77,13 +77,12 @@ def render(cluster: Cluster, loaded: LoadedProfile) -> Rendering:
     fabric, topology_findings = build_fabric(cluster)
     findings += topology_findings
     args = arguments(profile, cluster, 0)
-    ep = args.get("ep-size", 1)
-    parallelism, parallel_findings = judge(
-        facts, count, ep if isinstance(ep, int) and ep > 0 else 1, ("engine", "args")
-    )
-    findings += parallel_findings
     work, work_findings = workload(args, facts)
     findings += work_findings
+    parallelism = None
+    if work is not None:
+        parallelism, parallel_findings = judge(facts, count, work.ep, ("engine", "args"))
+        findings += parallel_findings
     budgets: tuple[Budget, ...] = ()
     if parallelism is not None and work is not None:
         budgets = tuple(
@@ -92,9 +91,11 @@ def render(cluster: Cluster, loaded: LoadedProfile) -> Rendering:
         )
         findings += check_budget(facts, parallelism, work, budgets[0], ("profile",))
         for rank in range(1, count):
-            own, _ = workload(arguments(profile, cluster, rank), facts)
-            if own is not None and own != work:
-                path = ("nodes", rank, "engine", "args")
+            path = ("nodes", rank, "engine", "args")
+            own, own_findings = workload(arguments(profile, cluster, rank), facts, path)
+            if own is None:
+                findings += own_findings
+            elif own != work:
                 findings += check_budget(facts, parallelism, own, budgets[rank], path)
     if fabric is None or parallelism is None or work is None or errors(findings):
         return Rendering(None, budgets, tuple(findings))
@@ -104,8 +105,7 @@ def render(cluster: Cluster, loaded: LoadedProfile) -> Rendering:
     ]
     findings += check_effective(
         args,
-        nodes[0].env,
-        len(nodes[0].rails),
+        -budgets[0].missing_gib,
         model_v41=facts.deepseek_v41,
         engram=facts.engram is not None,
     )

@@ -31,12 +31,12 @@ version: 1
 name: home
 profile: stable-tp3
 topology: {kind: triangle}
-model: {path: "/home/me/my 100% models"}
-api: {key_file: "/root/the 5% key"}
+model: {path: "/home/me/my~models,v=4+home"}
+api: {key_file: "/home/me/the+key"}
 nodes:
-  - {name: a, address: 192.168.1.1, system: nixos, engram: {directory: "/home/me/eng ram"}}
-  - {name: b, address: 192.168.1.2, system: nixos, engram: {directory: "/home/me/eng ram"}}
-  - {name: c, address: 192.168.1.3, system: dgx-os, engram: {directory: "/home/me/eng ram"}}
+  - {name: a, address: 192.168.1.1, system: nixos, engram: {directory: "/home/me/eng-ram"}}
+  - {name: b, address: 192.168.1.2, system: nixos, engram: {directory: "/home/me/eng-ram"}}
+  - {name: c, address: 192.168.1.3, system: dgx-os, engram: {directory: "/home/me/eng-ram"}}
 """
 
 

@@ -123,7 +123,7 @@ def test_a_stale_plan_is_not_put_on_any_node(world: World, folder: Path) -> None
         (["rollout", "--resume"], "no rollout was interrupted"),
         (["build"], "no chosen node runs NixOS"),
         (["smoke", "--only", "magic"], "there is no test magic"),
-        (["serve", "missing.yaml"], "cannot read missing.yaml"),
+        (["serve", "missing.yaml"], "[file.unreadable]"),
     ],
 )
 @pytest.mark.usefixtures("world")

@@ -220,3 +220,34 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 def _text(stderr: IO[bytes]) -> str:
     stderr.seek(0)
     return stderr.read().decode(errors="replace")
+
+
+class Sessions:
+    """Everything that runs now, so that an interrupt ends all of it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: set[Stream] = set()
+        self.closed = False
+
+    @contextlib.contextmanager
+    def holding(self, stream: Stream) -> Iterator[None]:
+        """Keep a stream among the running ones."""
+        with self._lock:
+            self._open.add(stream)
+            closed = self.closed
+        if closed:
+            stream.stop()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._open.discard(stream)
+
+    def close(self) -> None:
+        """End everything that runs and everything that will be started."""
+        with self._lock:
+            self.closed = True
+            streams = list(self._open)
+        for stream in streams:
+            stream.stop()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, Literal
 
@@ -14,7 +12,7 @@ from spark_appliance.doctor.document import MAX_BYTES, BadDocument, read_documen
 from spark_appliance.doctor.probe.main import TOTAL
 from spark_appliance.doctor.program import LAUNCHER
 from spark_appliance.doctor.registry import Answer
-from spark_appliance.process import FailedError, ProgramMissingError, Stream, TimedOutError
+from spark_appliance.process import FailedError, ProgramMissingError, Sessions, TimedOutError
 from spark_appliance.ssh import Host, UnreachableError
 
 PROBE_DEADLINE: Final = TOTAL + 20
@@ -35,37 +33,6 @@ def quiet(_node: str, _state: State, _text: str) -> None:
     """Tell nobody."""
 
 
-class _Sessions:
-    """The running sessions, so that an interrupt ends all of them."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._open: list[Stream] = []
-        self._closed = False
-
-    @contextlib.contextmanager
-    def holding(self, stream: Stream) -> Iterator[None]:
-        """Keep a stream among the running ones; end it at once when all were ended."""
-        with self._lock:
-            self._open.append(stream)
-            closed = self._closed
-        if closed:
-            stream.stop()
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._open.remove(stream)
-
-    def close(self) -> None:
-        """End all."""
-        with self._lock:
-            self._closed = True
-            streams = list(self._open)
-        for stream in streams:
-            stream.stop()
-
-
 def collect(
     hosts: Mapping[str, Host],
     programs: Mapping[str, str],
@@ -82,7 +49,7 @@ def collect(
     """
     if not hosts:
         return {}
-    running = _Sessions()
+    running = Sessions()
     pool = ThreadPoolExecutor(max_workers=len(hosts))
     try:
         futures = {
@@ -96,7 +63,7 @@ def collect(
 
 
 def _ask(
-    name: str, host: Host, program: str, deadline: float, tell: Tell, running: _Sessions
+    name: str, host: Host, program: str, deadline: float, tell: Tell, running: Sessions
 ) -> Answer:
     tell(name, "asking", host.destination)
     sent = time.time()
@@ -119,7 +86,7 @@ def _ask(
     return Answer(document, sent, received)
 
 
-def _output(host: Host, program: str, deadline: float, running: _Sessions) -> str:
+def _output(host: Host, program: str, deadline: float, running: Sessions) -> str:
     argv = host.argv(["sh", "-c", LAUNCHER])
     lines: list[str] = []
     size = 0

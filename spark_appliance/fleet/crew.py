@@ -10,8 +10,9 @@ from typing import TypeVar
 from spark_appliance.errors import InputError, OperationError
 from spark_appliance.fleet.board import Board
 from spark_appliance.fleet.evidence import RunFolder
-from spark_appliance.fleet.remote import Rehearsal, Remote, Sessions, StepError, Stopped
+from spark_appliance.fleet.remote import Rehearsal, Remote, StepError, Stopped
 from spark_appliance.model.plan import Plan
+from spark_appliance.process import Sessions
 from spark_appliance.ssh import Host
 
 T = TypeVar("T")

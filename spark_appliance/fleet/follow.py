@@ -13,8 +13,9 @@ from typing import Final, Self
 from spark_appliance.errors import OperationError
 from spark_appliance.fleet.crew import Crew
 from spark_appliance.fleet.enginelog import TITLES, Progress, read_line
-from spark_appliance.fleet.remote import NodeGoneError, Remote, Sessions, Stopped
+from spark_appliance.fleet.remote import NodeGoneError, Remote, Stopped
 from spark_appliance.model.plan import NodePlan
+from spark_appliance.process import Sessions
 
 _FIELDS: Final = "MESSAGE,UNIT,_SYSTEMD_UNIT"
 _RETRY_SECONDS: Final = 5.0

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import shlex
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from spark_appliance.errors import OperationError
 from spark_appliance.fleet.evidence import Record, RunFolder
 from spark_appliance.fleet.redact import redact
 from spark_appliance.model.plan import NodePlan
-from spark_appliance.process import FailedError, ProcessError, Stream, TimedOutError
+from spark_appliance.process import FailedError, ProcessError, Sessions, TimedOutError
 from spark_appliance.ssh import Host, UnreachableError
 
 AS_ROOT: Final = (
@@ -69,37 +68,6 @@ class Answer:
     status: int
     stdout: str
     stderr: str
-
-
-class Sessions:
-    """Everything that runs now, so that an interrupt ends all of it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._open: set[Stream] = set()
-        self.closed = False
-
-    @contextlib.contextmanager
-    def holding(self, stream: Stream) -> Iterator[None]:
-        """Keep a stream among the running ones."""
-        with self._lock:
-            self._open.add(stream)
-            closed = self.closed
-        if closed:
-            stream.stop()
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._open.discard(stream)
-
-    def close(self) -> None:
-        """End everything that runs and everything that will be started."""
-        with self._lock:
-            self.closed = True
-            streams = list(self._open)
-        for stream in streams:
-            stream.stop()
 
 
 @dataclass(frozen=True, slots=True)

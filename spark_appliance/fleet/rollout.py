@@ -22,13 +22,14 @@ from spark_appliance.fleet.crew import Crew, FleetError
 from spark_appliance.fleet.evidence import RunFolder
 from spark_appliance.fleet.install import Installer, real_root
 from spark_appliance.fleet.nixos import Nixos
-from spark_appliance.fleet.remote import Remote, Sessions, StepError, Stopped
+from spark_appliance.fleet.remote import Remote, StepError, Stopped
 from spark_appliance.fleet.report import ask, plan_sha256
 from spark_appliance.fleet.rolloutstate import NodeState, RolloutState, read, write
 from spark_appliance.fleet.serve import Preflight, ServeError, Start
 from spark_appliance.fleet.stop import DRAIN_LIMIT, stop
 from spark_appliance.fleet.units import systemctl
 from spark_appliance.names import PACK, TARGET
+from spark_appliance.process import Sessions
 
 HOLD_SECONDS: Final = 600
 """Seconds until a node returns by itself. Winding up takes one SSH command; a third of the time

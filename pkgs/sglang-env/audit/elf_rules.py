@@ -190,7 +190,12 @@ def _open_problems(
 ) -> list[str]:
     problems = []
     for wheel, sources in table.opens.items():
-        named = {name for elf in by_wheel.get(wheel, []) for name in elf.opens}
+        named = {
+            name
+            for elf in by_wheel.get(wheel, [])
+            for name in elf.opens
+            if name != posixpath.basename(elf.path)
+        }
         for source, names in sources.items():
             for name in names:
                 where = f"libraries.json: opens {wheel} {name}"

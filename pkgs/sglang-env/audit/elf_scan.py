@@ -126,7 +126,7 @@ def _dynamic(elf: ELFFile) -> tuple[dict[str, list[str]], str | None]:
 
 
 def _named(stream: BinaryIO, names: frozenset[str]) -> tuple[str, ...]:
-    """Return those names that stand in the file, whole or before their version (`libX.so`)."""
+    """Return those names that the file mentions as text: whole, or up to `.so` (`libX.so.%d`)."""
     if not names:
         return ()
     with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as text:
@@ -135,8 +135,12 @@ def _named(stream: BinaryIO, names: frozenset[str]) -> tuple[str, ...]:
                 name
                 for name in names
                 if any(
-                    text.find(spelling.encode() + end) >= 0
-                    for spelling, end in ((name, b"\0"), (name.rstrip("0123456789."), b"\0"))
+                    text.find(spelling.encode()) >= 0
+                    for spelling in (
+                        f"{name}\0",
+                        f"{name.rpartition('.so.')[0]}.so\0",
+                        f"{name.rpartition('.so.')[0]}.so.%d\0",
+                    )
                 )
             )
         )

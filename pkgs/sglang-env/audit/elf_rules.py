@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from audit.libraries import OWN, Libraries
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Container, Iterable, Mapping
 
     from audit.elf_scan import ElfFile
 
@@ -78,12 +78,14 @@ def judge(
     used_links: set[tuple[str, str]] = set()
     used_absent: set[tuple[str, str]] = set()
     merged = {elf.path for elf in native}
+    inherited = _inherited(native)
 
     for elf in native:
         _check_header(elf, table, files, result)
         _check_symbols(elf, glibc, result)
         for name in elf.needed:
             answer = _answer(elf.wheel, name, table, owned)
+            used_links.update((elf.wheel, source) for source in answer)
             if len(answer) > 1:
                 result.problems.append(
                     f"{elf.wheel}: {name} has several declared sources: {', '.join(answer)}"
@@ -95,10 +97,11 @@ def judge(
                 result.problems.append(f"{elf.wheel}: {elf.path} needs {name}: nobody has it")
             else:
                 source = answer[0]
-                used_links.add((elf.wheel, source))
                 result.needed[_kind(source, table)] += 1
-                if source == OWN or source in owned:
-                    _check_search(elf, name, merged, result)
+                from_wheel = source == OWN or source in owned
+                known = (elf.wheel, name) in inherited or _found(elf, name, merged)
+                if from_wheel and not known:
+                    result.without_search_path[name].add(elf.wheel)
 
     result.problems += _foreign_problems(elfs, table)
     result.problems += _unused(table, used_links, used_absent)
@@ -155,14 +158,37 @@ def _check_symbols(elf: ElfFile, glibc: tuple[int, int], result: Closure) -> Non
             result.problems.append(f"{elf.wheel}: {elf.path} needs {symbol}, newer than the target")
 
 
-def _check_search(elf: ElfFile, name: str, merged: set[str], result: Closure) -> None:
-    for entry in elf.search:
-        if not ORIGIN.match(entry):
-            continue
-        directory = ORIGIN.sub("/" + posixpath.dirname(elf.path), entry)
-        if posixpath.normpath(f"{directory}/{name}").lstrip("/") in merged:
-            return
-    result.without_search_path[name].add(elf.wheel)
+def _found(elf: ElfFile, name: str, merged: Container[str]) -> bool:
+    """Whether the file's own search path leads to `name` in a merged site-packages."""
+    return any(f"{directory}/{name}" in merged for directory in _directories(elf))
+
+
+def _inherited(native: Iterable[ElfFile]) -> set[tuple[str, str]]:
+    """(wheel, library) that a DT_RPATH of some file of the wheel leads to.
+
+    A library loaded through that file searches there too, so the siblings that auditwheel puts in
+    `*.libs` find each other.
+    """
+    native = list(native)
+    by_directory: dict[str, set[str]] = defaultdict(set)
+    for elf in native:
+        by_directory[posixpath.dirname(elf.path)].add(posixpath.basename(elf.path))
+    return {
+        (elf.wheel, name)
+        for elf in native
+        if elf.inherited
+        for directory in _directories(elf)
+        for name in by_directory.get(directory, ())
+    }
+
+
+def _directories(elf: ElfFile) -> list[str]:
+    """Return the directories below site-packages of a file's search path."""
+    return [
+        posixpath.normpath(ORIGIN.sub("/" + posixpath.dirname(elf.path), entry)).lstrip("/")
+        for entry in elf.search
+        if ORIGIN.match(entry)
+    ]
 
 
 def _foreign_problems(elfs: Iterable[ElfFile], table: Libraries) -> list[str]:

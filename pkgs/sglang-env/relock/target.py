@@ -48,7 +48,7 @@ class Target:
         try:
             table = data["tool"]["relock"]["target"]
             return cls(_pair(table["python"]), str(table["machine"]), _pair(table["glibc"]))
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise RelockError(
                 f"pyproject.toml, [tool.relock.target]: {error}; "
                 'write python = "3.13", machine = "aarch64", glibc = "2.41"'

@@ -7,11 +7,10 @@ import uuid
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from cyclonedx.factory.license import LicenseFactory
 from cyclonedx.model import HashAlgorithm, HashType, Property
 from cyclonedx.model.bom import Bom
 from cyclonedx.model.component import Component, ComponentType
-from cyclonedx.model.license import DisjunctiveLicense
+from cyclonedx.model.license import DisjunctiveLicense, LicenseExpression
 from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 from packaging.utils import canonicalize_name
@@ -88,8 +87,7 @@ def _component(entry: Mapping[str, Any], licences: Mapping[str, Licence]) -> Com
 
 def _licences(licence: Licence) -> Iterable[License]:
     """Return the SPDX expression alone if there is one, else every name that the wheel states."""
-    factory = LicenseFactory()
     if licence.expression:
-        return [factory.make_from_string(licence.expression)]
+        return [LicenseExpression(licence.expression)]
     names = {name for name in (licence.name, *licence.classifiers) if name}
     return [DisjunctiveLicense(name=name) for name in sorted(names)]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from relock import poetry
 from relock.errors import RelockError
@@ -16,6 +17,7 @@ from relock.target import Target
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from types import FrameType
 
 HERE = Path(__file__).resolve().parent.parent
 
@@ -23,6 +25,8 @@ HERE = Path(__file__).resolve().parent.parent
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; return its exit status (0 right, 1 wrong or failed)."""
     arguments = _parser().parse_args(argv)
+    # So that a stopped run ends Poetry and removes its temporary folder.
+    signal.signal(signal.SIGTERM, _stop)
     try:
         if arguments.check:
             check(arguments.project)
@@ -33,6 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RelockError as error:
         print(f"relock: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("relock: stopped; poetry.lock is as it was", file=sys.stderr)
+        return 130
     return 0
 
 
@@ -84,6 +91,10 @@ def check(project: Path) -> None:
             raise RelockError(f"{place}: {before['name']} is not pruned; run `python -m relock`")
     if dump(pruned, header_version(text)) != text:
         raise RelockError(f"{place}: not as relock writes it; run `python -m relock`")
+
+
+def _stop(number: int, _: FrameType | None) -> NoReturn:
+    sys.exit(128 + number)
 
 
 def _parser() -> argparse.ArgumentParser:

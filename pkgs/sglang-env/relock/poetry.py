@@ -144,10 +144,14 @@ def _run(arguments: list[str], directory: Path, *, show: bool = False) -> str:
         stderr=subprocess.STDOUT,
         text=True,
     ) as process:
-        for line in process.stdout or ():
-            lines.append(line.rstrip())
-            if show:
-                print(line, end="", file=sys.stderr, flush=True)
+        try:
+            for line in process.stdout or ():
+                lines.append(line.rstrip())
+                if show:
+                    print(line, end="", file=sys.stderr, flush=True)
+        except BaseException:
+            process.terminate()
+            raise
     if process.returncode:
         tail = " | ".join(line for line in lines[-12:] if line)
         raise RelockError(f"poetry {arguments[0]} failed ({process.returncode}): {tail}")

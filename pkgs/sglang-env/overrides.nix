@@ -17,7 +17,7 @@ let
   # poetry2nix takes the packages it knows as build systems from nixpkgs, whatever the lock says.
   fromLock =
     entry:
-    if (prev.${entry.name}.version or null) == entry.version then
+    if (prev.${entry.name}.src.name or null) == (builtins.head entry.files).file then
       prev.${entry.name}
     else
       final.mkPoetryDep (

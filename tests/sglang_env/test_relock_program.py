@@ -30,12 +30,15 @@ with (here / "calls").open("a") as log:
         "seed": lock.read_text() if lock.exists() else "",
         "stubs": sorted(str(p) for p in pathlib.Path("stubs").rglob("*.toml")),
         "in_project": os.environ.get("POETRY_VIRTUALENVS_IN_PROJECT"),
+        "hash_seed": os.environ.get("PYTHONHASHSEED"),
     }) + "\\n")
 if "--version" in sys.argv:
     print("Poetry (version 9.9.9)")
 elif sys.argv[1] == "lock":
     if (here / "fail").exists():
         print("no such package"); sys.exit(1)
+    if (here / "fail-once").exists():
+        (here / "fail-once").unlink(); sys.exit(1)
     lock.write_text((here / "answer").read_text())
 """
 
@@ -117,7 +120,7 @@ def test_it_asks_poetry_once_to_lock_and_once_to_check(project: Project) -> None
         ["check", "--lock", "--no-interaction", "--no-ansi"],
     ]
     first, _, last = project.calls
-    assert first["in_project"] == "true"
+    assert (first["in_project"], first["hash_seed"]) == ("true", "0")
     assert first["stubs"] == ["stubs/gone/pyproject.toml"]
     assert last["pyproject"] == PYPROJECT
     assert last["seed"] == project.lock.read_text()
@@ -159,14 +162,48 @@ def test_a_second_run_gives_the_same_bytes(
     assert capsys.readouterr().out == "poetry.lock: no change\n"
 
 
-def test_locked_versions_are_offered_to_poetry_unless_it_shall_update(project: Project) -> None:
-    project.run("--index", "there/")
-    project.run("--index", "there/")
-    seeds = [call["seed"] for call in project.calls if call["argv"][0] == "lock"]
-    assert seeds[0] == ""
-    assert {one["source"]["url"] for one in tomlkit.parse(seeds[1])["package"]} == {"there"}
+def wanted(call: dict[str, Any]) -> dict[str, str]:
+    dependencies = tomlkit.parse(call["pyproject"])["tool"]["poetry"]["dependencies"]
+    return {
+        name: spec["version"]
+        for name, spec in dependencies.items()
+        if isinstance(spec, dict) and "version" in spec
+    }
+
+
+def test_locked_versions_are_kept_unless_it_shall_update(project: Project) -> None:
+    project.run()
+    project.run()
     project.run("--update")
-    assert [call["seed"] for call in project.calls if call["argv"][0] == "lock"][2] == ""
+    first, second, third = [call for call in project.calls if call["argv"][0] == "lock"]
+    assert wanted(first) == wanted(third) == {"a": "*", "b": "~2"}
+    assert wanted(second) == {"a": "*,==1", "b": "~2,==2"}
+
+
+def test_a_kept_package_that_nobody_needs_any_more_is_dropped(project: Project) -> None:
+    project.answer(RAW | {"package": [*RAW["package"], package("c", "7")]})  # type: ignore[misc]
+    (project.folder / "pyproject.toml").write_text(PYPROJECT.replace('a = "*"', 'a = "*"\nc = "*"'))
+    project.run()
+    (project.folder / "pyproject.toml").write_text(PYPROJECT)
+    assert project.run() == 0
+    assert wanted([call for call in project.calls if call["argv"][0] == "lock"][-1])["c"] == "==7"
+    assert [one["name"] for one in read(project.lock)["package"]] == ["a", "b"]
+
+
+def test_locked_versions_that_do_not_fit_are_given_up(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project.run()
+    (project.fake / "fail-once").touch()
+    assert project.run() == 0
+    assert (
+        "could not keep the locked versions, resolving anew (poetry lock failed"
+        in capsys.readouterr().err
+    )
+    assert wanted([call for call in project.calls if call["argv"][0] == "lock"][-1]) == {
+        "a": "*",
+        "b": "~2",
+    }
 
 
 def test_a_failing_poetry_leaves_the_lock_alone(

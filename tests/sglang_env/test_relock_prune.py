@@ -76,7 +76,7 @@ def test_what_nobody_needs_here_is_dropped() -> None:
 
 
 def test_extras_reach_through_dependencies() -> None:
-    optional = {"version": "*", "optional": True, "markers": "extra == 'x'"}
+    optional = {"version": "*", "optional": True, "markers": 'extra == "x"'}
     packages = [
         entry("a", dependencies={"b": {"version": "*", "extras": ["x"]}}),
         entry("b", dependencies={"c": optional}, extras={"x": ["c"], "y": ["d"]}),
@@ -121,7 +121,38 @@ def test_alternatives_that_do_not_hold_are_dropped() -> None:
         {"version": "==2", "markers": "sys_platform == 'linux'"},
     ]
     packages = [entry("a", dependencies={"b": spec}), entry("b", "2")]
-    assert pruned(packages, project("a"))["a"]["dependencies"] == {"b": spec[1]}
+    assert pruned(packages, project("a"))["a"]["dependencies"] == {"b": "==2"}
+
+
+def test_alternatives_that_all_hold_are_kept() -> None:
+    spec = [">=1", {"version": "<3", "markers": "python_version >= '3.8'"}, ">=1"]
+    packages = [entry("a", dependencies={"b": spec}), entry("b", "2")]
+    assert pruned(packages, project("a"))["a"]["dependencies"] == {"b": [">=1", "<3"]}
+
+
+@pytest.mark.parametrize(
+    ("marker", "kept"),
+    [
+        ("sys_platform == 'linux'", None),
+        ("extra == 'x' or sys_platform == 'linux'", None),
+        ("sys_platform == 'linux' and extra == 'x'", 'extra == "x"'),
+        ("extra == 'x' and sys_platform == 'linux'", 'extra == "x"'),
+        ("extra == 'y' or extra == 'x' or extra == 'z'", 'extra == "x" or extra == "y"'),
+    ],
+)
+def test_markers_of_dependencies_are_written_in_one_way(marker: str, kept: str | None) -> None:
+    packages = [entry("a", dependencies={"b": {"version": "*", "markers": marker}}), entry("b")]
+    asked = project(a={"version": "*", "extras": ["y", "x"]})
+    spec = {"version": "*", "optional": True, "markers": kept} if kept else "*"
+    assert pruned(packages, asked)["a"]["dependencies"] == {"b": spec}
+
+
+def test_lines_of_extras_lose_their_markers() -> None:
+    optional = {"version": ">=1", "markers": "extra == 'x'"}
+    lines = ["b (>=1) ; sys_platform == 'linux'", "c ; sys_platform == 'win32'"]
+    packages = [entry("a", dependencies={"b": optional}, extras={"x": lines}), entry("b")]
+    asked = project(a={"version": "*", "extras": ["x"]})
+    assert pruned(packages, asked)["a"]["extras"] == {"x": ["b (>=1)"]}
 
 
 def test_of_two_entries_the_one_whose_marker_holds_is_kept() -> None:
@@ -135,6 +166,14 @@ def test_of_two_entries_the_one_whose_marker_holds_is_kept() -> None:
 def test_markers_by_group_hold_if_one_does() -> None:
     markers = {"main": "sys_platform == 'linux'", "dev": "sys_platform == 'win32'"}
     assert "a" in pruned([entry("a", markers=markers)], project("a"))
+
+
+def test_every_entry_carries_the_marker_of_the_target() -> None:
+    packages = [
+        entry("a", dependencies={"b": "*"}, markers="sys_platform == 'linux'"),
+        entry("b", markers="implementation_name != 'PyPy'"),
+    ]
+    assert {one["markers"] for one in pruned(packages, project("a")).values()} == {TARGET.marker}
 
 
 def test_sources_are_dropped() -> None:

@@ -49,7 +49,8 @@ def relock(project: Path, index: str | None, *, update: bool) -> bool:
     Args:
         project: folder of pyproject.toml and poetry.lock.
         index: address of a simple index, or None for Poetry's own default.
-        update: forget the locked versions and take the newest that fit.
+        update: forget the locked versions and take the newest that fit; without it they are kept
+            as long as they fit together.
 
     Raises:
         RelockError: no lock can be made; the committed one is left as it was.
@@ -59,8 +60,20 @@ def relock(project: Path, index: str | None, *, update: bool) -> bool:
     place = project / "poetry.lock"
     pyproject = read(source)
     target = Target.from_pyproject(pyproject)
-    previous = read(place) if place.exists() and not update else None
-    pruned = prune(poetry.resolve(pyproject, target, index, previous), pyproject, target)
+    keep = {}
+    if place.exists() and not update:
+        keep = {entry["name"]: entry["version"] for entry in read(place)["package"]}
+    try:
+        lock = poetry.resolve(pyproject, target, index, keep)
+    except RelockError as error:
+        if not keep:
+            raise
+        print(
+            f"relock: Poetry could not keep the locked versions, resolving anew ({error})",
+            file=sys.stderr,
+        )
+        lock = poetry.resolve(pyproject, target, index, {})
+    pruned = prune(lock, pyproject, target)
     pruned["metadata"]["content-hash"] = content_hash(pyproject)
     text = dump(pruned, poetry.version())
     poetry.verify(source, text)

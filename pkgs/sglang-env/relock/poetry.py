@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import tomlkit
 
 from relock.errors import RelockError
-from relock.lockfile import dump, read
+from relock.lockfile import read
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,7 +38,7 @@ def resolve(
     pyproject: Mapping[str, Any],
     target: Target,
     index: str | None,
-    previous: Mapping[str, Any] | None,
+    keep: Mapping[str, str],
 ) -> dict[str, Any]:
     """Let Poetry lock a temporary copy of the project and return its lock, parsed.
 
@@ -46,7 +46,8 @@ def resolve(
         pyproject: the parsed, committed pyproject.toml.
         target: its marker is put on every dependency.
         index: address of a simple index to use in place of Poetry's own default.
-        previous: the committed lock; its versions are kept where they still fit.
+        keep: version by package name, to hold on to. Poetry gets them as constraints, not as a
+            lock: it would fetch every package anew whose list of files is shorter than the index's.
 
     Raises:
         RelockError: Poetry fails; its last lines are in the text.
@@ -54,15 +55,12 @@ def resolve(
     """
     with tempfile.TemporaryDirectory(prefix="relock-") as name:
         work = Path(name)
-        project = temporary_project(pyproject, target, index)
+        project = temporary_project(pyproject, target, index, keep)
         (work / "pyproject.toml").write_text(tomlkit.dumps(project), encoding="utf-8")
         for excluded, why in _exclusions(pyproject).items():
             stub = work / "stubs" / excluded
             stub.mkdir(parents=True)
             (stub / "pyproject.toml").write_text(_stub(excluded, why["version"]), encoding="utf-8")
-        if previous is not None:
-            seed = with_source(previous, index)
-            (work / "poetry.lock").write_text(dump(seed, "seed"), encoding="utf-8")
         _run(["lock", "--no-interaction", "--no-ansi"], work, show=True)
         return read(work / "poetry.lock")
 
@@ -82,31 +80,32 @@ def verify(pyproject: Path, lock: str) -> None:
 
 
 def temporary_project(
-    pyproject: Mapping[str, Any], target: Target, index: str | None
+    pyproject: Mapping[str, Any], target: Target, index: str | None, keep: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return the project that Poetry sees: markers on roots, stubs for exclusions, the index."""
+    """Return the project that Poetry sees.
+
+    Every dependency carries the target's marker, an exclusion is an empty local package, a kept
+    package is a dependency on exactly its version (pruning drops it if nobody needs it).
+    """
     poetry = dict(pyproject["tool"]["poetry"])
     dependencies: dict[str, Any] = {}
     for name, spec in poetry["dependencies"].items():
         if name == "python":
             dependencies[name] = spec
-        else:
-            table = dict(spec) if isinstance(spec, dict) else {"version": spec}
-            dependencies[name] = table | {"markers": target.marker}
+            continue
+        table = dict(spec) if isinstance(spec, dict) else {"version": spec}
+        if name in keep:
+            table["version"] = f"{table['version']},=={keep[name]}"
+        dependencies[name] = table | {"markers": target.marker}
+    for name, version in keep.items():
+        if name not in dependencies:
+            dependencies[name] = {"version": f"=={version}", "markers": target.marker}
     for name in _exclusions(pyproject):
         dependencies[name] = {"path": f"stubs/{name}", "markers": target.marker}
     poetry["dependencies"] = dependencies
     if index is not None:
         poetry["source"] = [{"name": SOURCE_NAME, "url": index, "priority": "primary"}]
     return {"tool": {"poetry": poetry}}
-
-
-def with_source(lock: Mapping[str, Any], index: str | None) -> dict[str, Any]:
-    """Say of every package that it came from `index`, so that Poetry keeps its version."""
-    if index is None:
-        return dict(lock)
-    source = {"type": "legacy", "url": index.rstrip("/"), "reference": SOURCE_NAME}
-    return dict(lock) | {"package": [entry | {"source": source} for entry in lock["package"]]}
 
 
 def _exclusions(pyproject: Mapping[str, Any]) -> dict[str, dict[str, str]]:
@@ -134,7 +133,8 @@ def _run(arguments: list[str], directory: Path, *, show: bool = False) -> str:
     command = [sys.executable, "-m", "poetry", *arguments]
     lines: list[str] = []
     # Poetry makes a virtual environment even to lock: let it vanish with the temporary folder.
-    environment = os.environ | {"POETRY_VIRTUALENVS_IN_PROJECT": "true"}
+    # With a fixed hash seed it walks its sets in the same order each time.
+    environment = os.environ | {"POETRY_VIRTUALENVS_IN_PROJECT": "true", "PYTHONHASHSEED": "0"}
     with subprocess.Popen(
         command,
         cwd=directory,

@@ -2,7 +2,9 @@
 
 Why: poetry2nix ignores the `markers` of a locked package (two entries of one name silently become
 one), treats every extra as switched on, cannot read some wheel names of other systems, and takes a
-package that the lock lacks from nixpkgs without a word. A pruned lock leaves nothing to guess.
+package that the lock lacks from nixpkgs without a word. A pruned lock leaves nothing to guess:
+whatever it holds applies to the target, and every entry says just that as its marker. Poetry
+writes the terms of a marker in changing order, so the markers of dependencies are written anew.
 Pruning a pruned lock changes nothing.
 """
 
@@ -160,35 +162,64 @@ def _prune_entry(
     kept: Entry = {
         key: value
         for key, value in entry.items()
-        if key not in {"files", "dependencies", "extras", "source"}
+        if key not in {"markers", "files", "dependencies", "extras", "source"}
     }
+    kept["markers"] = target.marker
     kept["files"] = [best_wheel(entry, target)]
     dependencies = {}
     for name, spec in sorted(entry.get("dependencies", {}).items()):
         live = _live(spec, own, target)
         if live and canonicalize_name(name) not in excluded:
-            dependencies[name] = _plain(live)
+            dependencies[name] = _plain(live, own, target)
     if dependencies:
         kept["dependencies"] = dependencies
     active = {
         extra: required
         for extra, requirements in sorted(entry.get("extras", {}).items())
         if canonicalize_name(extra) in own
-        and (required := [r for r in requirements if _required(r, own, target, excluded)])
+        and (required := _requirements(requirements, own, target, excluded))
     }
     if active:
         kept["extras"] = active
     return kept
 
 
-def _required(text: str, own: frozenset[str], target: Target, excluded: frozenset[str]) -> bool:
-    """Whether a line of `[package.extras]` (`name[extra] (spec) ; marker`) applies here."""
-    requirement, _, marker = text.partition(";")
-    name = canonicalize_name(Requirement(requirement.strip()).name)
-    return name not in excluded and target.marker_holds(marker.strip(), own)
+def _requirements(
+    lines: Iterable[str], own: frozenset[str], target: Target, excluded: frozenset[str]
+) -> list[str]:
+    """Return those lines of `[package.extras]` (`name[extra] (spec) ; marker`) that apply here.
+
+    Without their markers: they hold.
+    """
+    split = [
+        (head.strip(), marker.strip()) for head, _, marker in (s.partition(";") for s in lines)
+    ]
+    return sorted(
+        {
+            head
+            for head, marker in split
+            if canonicalize_name(Requirement(head).name) not in excluded
+            and target.marker_holds(marker, own)
+        }
+    )
 
 
-def _plain(live: list[dict[str, Any]]) -> Any:
-    """Undo the spread of `_live`: a lone version is a string again, a lone table no list."""
-    specs = [one["version"] if set(one) == {"version"} else one for one in live]
+def _plain(live: list[dict[str, Any]], own: frozenset[str], target: Target) -> Any:
+    """Return the alternatives that hold as Poetry writes them, one without a list.
+
+    A marker that holds anyway is dropped; else it becomes the extras that make it hold.
+    """
+    specs: list[Any] = []
+    for one in live:
+        marker = one.get("markers", "")
+        table = {key: value for key, value in one.items() if key not in {"markers", "optional"}}
+        if not target.marker_holds(marker):
+            asked = [extra for extra in sorted(own) if target.marker_holds(marker, (extra,))]
+            table |= {
+                "optional": True,
+                "markers": " or ".join(f'extra == "{extra}"' for extra in asked),
+            }
+        spec = table["version"] if set(table) == {"version"} else table
+        if spec not in specs:
+            specs.append(spec)
     return specs[0] if len(specs) == 1 else specs

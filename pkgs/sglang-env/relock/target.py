@@ -79,7 +79,7 @@ class Target:
     def marker(self) -> str:
         """The PEP 508 marker that selects this target and no other system."""
         environment = self._environment(0)
-        return " and ".join(f"{name} == '{environment[name]}'" for name in FIXED_BY_TARGET)
+        return " and ".join(f'{name} == "{environment[name]}"' for name in FIXED_BY_TARGET)
 
     def wheel_key(self, filename: str) -> tuple[int, tuple[int, str], str] | None:
         """Sort key of a wheel (smallest is best), or None when this target cannot use it.

@@ -64,7 +64,6 @@ def judge(
         table: the declarations.
         files: wheel file name by package name; poetry2nix patches only `manylinux` wheels.
         glibc: (major, minor) of the oldest system the wheels must run on.
-
     """
     elfs = list(elfs)
     result = Closure(files=len(elfs))

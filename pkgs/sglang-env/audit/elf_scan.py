@@ -54,7 +54,6 @@ def scan_wheels(
         folder: where the wheels are.
         wheels: what the lock names.
         opens: by package name, the library names to look for in the text of its files.
-
     """
     for wheel in wheels:
         found = scan_wheel(folder, wheel, frozenset(opens.get(wheel.name, ())))

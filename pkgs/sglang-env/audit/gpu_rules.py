@@ -37,7 +37,6 @@ def runs(architecture: str, device: tuple[int, int] = GB10) -> bool:
 
     Raises:
         ValueError: not the name of an architecture.
-
     """
     match = ARCHITECTURE.fullmatch(architecture)
     if match is None:
@@ -63,7 +62,6 @@ def judge(codes: Iterable[GpuCode], exceptions: Mapping[str, str]) -> dict[str, 
     Args:
         codes: the device code of every file that has some.
         exceptions: path -> why it does not matter that nothing in it runs.
-
     """
     codes = list(codes)
     dead = {code.path for code in codes if not usable(code)}

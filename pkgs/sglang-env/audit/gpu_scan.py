@@ -37,7 +37,6 @@ def scan_wheels(folder: Path, wheels: list[LockedWheel], cuobjdump: Path) -> Ite
 
     Raises:
         AuditError: cuobjdump cannot be started or fails on a file.
-
     """
     for wheel in wheels:
         yield from sorted(scan_wheel(folder, wheel, cuobjdump), key=lambda code: code.path)

@@ -33,7 +33,6 @@ def ask(index: str, wheels: list[LockedWheel]) -> Iterator[IndexFile]:
 
     Raises:
         AuditError: the index cannot be reached or does not speak the simple API.
-
     """
     with PyPISimple(endpoint=index) as client:
         for wheel in wheels:
@@ -66,7 +65,6 @@ def download(index: str, wheels: list[LockedWheel], folder: Path) -> Iterator[tu
 
     Raises:
         AuditError: the index fails or a file has another hash.
-
     """
     folder.mkdir(parents=True, exist_ok=True)
     missing = [wheel for wheel in wheels if not (folder / wheel.file).exists()]

@@ -56,7 +56,6 @@ def load(path: Path) -> Libraries:
 
     Raises:
         AuditError: it is missing, no JSON, or a field is missing or of the wrong type.
-
     """
     try:
         return parse(json.loads(path.read_text(encoding="utf-8")))

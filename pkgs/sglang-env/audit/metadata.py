@@ -72,7 +72,6 @@ def read_licence(archive: zipfile.ZipFile) -> Licence:
 
     Raises:
         AuditError: it has no METADATA.
-
     """
     names = archive.namelist()
     info = [name for name in names if name.endswith(".dist-info/METADATA") and "/" in name]

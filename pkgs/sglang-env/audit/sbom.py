@@ -37,7 +37,6 @@ def build(
         lock: the parsed, pruned lock.
         project: `[tool.poetry]` of pyproject.toml.
         licences: by package name, as the wheels state them.
-
     """
     root = Component(
         type=ComponentType.APPLICATION,

@@ -29,7 +29,6 @@ def locked_wheels(lock: Path) -> list[LockedWheel]:
 
     Raises:
         AuditError: the file is missing, or a package has not exactly one file.
-
     """
     try:
         packages = tomllib.loads(lock.read_text(encoding="utf-8"))["package"]
@@ -50,7 +49,6 @@ def open_wheel(folder: Path, wheel: LockedWheel) -> zipfile.ZipFile:
 
     Raises:
         AuditError: it is not there.
-
     """
     path = folder / wheel.file
     if not path.exists():

@@ -54,7 +54,6 @@ def relock(project: Path, index: str | None, *, update: bool) -> bool:
 
     Raises:
         RelockError: no lock can be made; the committed one is left as it was.
-
     """
     source = project / "pyproject.toml"
     place = project / "poetry.lock"
@@ -90,7 +89,6 @@ def check(project: Path) -> None:
 
     Raises:
         RelockError: it is not; the text says what differs.
-
     """
     place = project / "poetry.lock"
     pyproject = read(project / "pyproject.toml")

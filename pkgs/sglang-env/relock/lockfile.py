@@ -26,7 +26,6 @@ def read(path: Path) -> dict[str, Any]:
 
     Raises:
         RelockError: it is missing or no TOML.
-
     """
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -56,7 +55,6 @@ def header_version(text: str) -> str:
 
     Raises:
         RelockError: the line does not name one.
-
     """
     words = text.split("\n", 1)[0].replace(",", " ").split()
     if "Poetry" not in words[:-1]:

@@ -28,7 +28,6 @@ def version() -> str:
 
     Raises:
         RelockError: there is none.
-
     """
     words = _run(["--version", "--no-ansi"], Path.cwd()).split()
     return words[-1].strip("()")
@@ -51,7 +50,6 @@ def resolve(
 
     Raises:
         RelockError: Poetry fails; its last lines are in the text.
-
     """
     with tempfile.TemporaryDirectory(prefix="relock-") as name:
         work = Path(name)
@@ -70,7 +68,6 @@ def verify(pyproject: Path, lock: str) -> None:
 
     Raises:
         RelockError: Poetry does not accept the pair.
-
     """
     with tempfile.TemporaryDirectory(prefix="relock-") as name:
         work = Path(name)

@@ -37,7 +37,6 @@ def prune(lock: Mapping[str, Any], pyproject: Mapping[str, Any], target: Target)
     Raises:
         RelockError: a needed package is missing, locked twice, or has no wheel that the target and
             poetry2nix can both use.
-
     """
     excluded = excluded_names(pyproject)
     entries = _index(lock, target, excluded)
@@ -65,7 +64,6 @@ def best_wheel(entry: Mapping[str, Any], target: Target) -> dict[str, str]:
 
     Raises:
         RelockError: there is none, poetry2nix could not read it, or its hash is not SHA-256.
-
     """
     label = f"{entry['name']} {entry['version']}"
     ranked = sorted(

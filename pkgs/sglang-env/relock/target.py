@@ -43,7 +43,6 @@ class Target:
 
         Raises:
             RelockError: a field is missing or not of the form `MAJOR.MINOR`.
-
         """
         try:
             table = data["tool"]["relock"]["target"]
@@ -88,7 +87,6 @@ class Target:
 
         Raises:
             RelockError: the name is no wheel name.
-
         """
         try:
             _, _, build, tags = parse_wheel_filename(filename)
@@ -106,7 +104,6 @@ class Target:
         Raises:
             RelockError: the marker is not PEP 508, or its answer depends on the patch release of
                 Python, which the lock does not fix.
-
         """
         if not marker or marker == "*":
             return True

@@ -30,6 +30,7 @@ _COMMANDS: dict[str, _Entry] = {
     "topology": _Entry("topology:topology", "Draw which cable goes where."),
     "schema": _Entry("schema:schema", "Print the JSON Schema of a file format."),
     "doctor": _Entry("doctor:doctor", "Check every node: may this cluster boot?"),
+    "image": _Entry("image:image", "Lock and build the container image."),
 }
 
 

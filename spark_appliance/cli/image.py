@@ -1,0 +1,220 @@
+"""``image``: lock, build and compare the container image."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from spark_appliance import lockfile
+from spark_appliance.errors import InputError, OperationError
+from spark_appliance.image import apt, plugins, relock, reproduce, sbom, sources
+from spark_appliance.image import build as builder
+from spark_appliance.image import lock as locks
+from spark_appliance.image import recipe as recipes
+from spark_appliance.image.store import Download, Store, default_folder
+
+PACKAGES = Path(__file__).parents[2] / "pkgs"
+_FOLDER = PACKAGES / "oci-image"
+
+_recipe_option = click.option(
+    "--recipe",
+    type=click.Path(path_type=Path),
+    default=_FOLDER / "recipe.toml",
+    help="What goes into the image (default: pkgs/oci-image/recipe.toml).",
+)
+_lock_option = click.option(
+    "--lock",
+    "lock_path",
+    type=click.Path(path_type=Path),
+    default=_FOLDER / "image.lock.json",
+    help="The lock (default: pkgs/oci-image/image.lock.json).",
+)
+_cache_option = click.option(
+    "--cache", type=click.Path(path_type=Path), help="Folder of downloaded files."
+)
+_files_option = click.option(
+    "--files",
+    multiple=True,
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Folder with files that were fetched otherwise. May be given several times.",
+)
+_mirror_options = (
+    click.option("--debian-mirror", metavar="URL", help="Instead of apt's own Debian mirror."),
+    click.option("--security-mirror", metavar="URL", help="The same for debian-security."),
+)
+
+
+def _mirrors(debian: str | None, security: str | None) -> apt.Mirrors:
+    if debian and security:
+        return apt.Mirrors(debian, security, "/usr/share/keyrings/debian-archive-keyring.gpg")
+    found = apt.mirrors()
+    return apt.Mirrors(debian or found.main, security or found.security, found.keyring)
+
+
+class _Counter:
+    """Shows how much has been downloaded, one line a 64 MiB."""
+
+    def __init__(self) -> None:
+        self._bytes = 0
+
+    def __call__(self, name: str, size: int) -> None:
+        before, self._bytes = self._bytes, self._bytes + size
+        if before >> 26 != self._bytes >> 26:
+            click.echo(f"{self._bytes >> 20} MiB downloaded, now {name}", err=True)
+
+
+@click.group()
+def image() -> None:
+    """Build the container image, the same bytes for everyone."""
+
+
+@image.command()
+@_recipe_option
+@_lock_option
+@_cache_option
+@_mirror_options[0]
+@_mirror_options[1]
+def lock(
+    recipe: Path,
+    lock_path: Path,
+    cache: Path | None,
+    debian_mirror: str | None,
+    security_mirror: str | None,
+) -> None:
+    """Resolve the Debian packages of the recipe with apt and pin them."""
+    wanted = recipes.load(recipe)
+    sources_ = _mirrors(debian_mirror, security_mirror)
+    store = Store(cache or default_folder())
+
+    def fetch(packages: list[locks.DebPackage]) -> dict[str, Path]:
+        store.fetch(sources.debian(packages, sources_), _Counter())
+        return {package.sha256: store.verified(package) for package in packages}
+
+    resolved = relock.resolve(wanted, sources_, fetch)
+    try:
+        lockfile.write(lock_path, locks.dump(resolved))
+    except OSError as error:
+        raise OperationError(f"{lock_path}: cannot write: {error.strerror}") from None
+    click.echo(f"wrote {lock_path}: {len(resolved.debian.packages)} packages", err=True)
+
+
+@image.command()
+@click.option("--profile", default="full", help="A profile of the recipe: full, smoke.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, metavar="DIR")
+@_recipe_option
+@_lock_option
+@_cache_option
+@_files_option
+@_mirror_options[0]
+@_mirror_options[1]
+@click.option("--offline", is_flag=True, help="Download nothing.")
+@click.option("--jobs", type=click.IntRange(1), default=2, help="Layers written at a time.")
+@click.option(
+    "--plugin-library",
+    multiple=True,
+    metavar="NAME=FILE",
+    help="Native library of one of our plugins, for aarch64.",
+)
+@click.option("--without", multiple=True, metavar="NAME", help="Leave one of our plugins out.")
+@click.option(
+    "--reproduce",
+    "digest",
+    metavar="DIGEST",
+    help="Build every layer again; fail unless manifest or image id has this digest.",
+)
+@click.option(
+    "--against",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="With --reproduce: the image to compare with, file by file.",
+)
+def build(
+    profile: str,
+    output: Path,
+    recipe: Path,
+    lock_path: Path,
+    cache: Path | None,
+    files: Sequence[Path],
+    debian_mirror: str | None,
+    security_mirror: str | None,
+    offline: bool,
+    jobs: int,
+    plugin_library: Sequence[str],
+    without: Sequence[str],
+    digest: str | None,
+    against: Path | None,
+) -> None:
+    """Build the image as an OCI layout in DIR."""
+    wanted = recipes.load(recipe)
+    pinned = locks.load(lock_path)
+    wheel_lock = recipe.parent / wanted.wheels
+    selection = locks.select(wanted, profile, pinned, locks.load_wheels(wheel_lock))
+    libraries = _pairs(plugin_library)
+    chosen = [name for name in wanted.profiles[profile].plugins if name not in without]
+    request = builder.Request(
+        recipe=wanted,
+        lock=pinned,
+        selection=selection,
+        plugins=tuple(plugins.load(PACKAGES / name, libraries) for name in chosen),
+        licences=sbom.read_licences(wheel_lock),
+    )
+    store = Store(cache or default_folder(), files)
+    if not offline:
+        _fetch(store, wanted, selection, debian_mirror, security_mirror)
+    built = builder.build(
+        request,
+        store,
+        output,
+        workers=jobs,
+        fresh=digest is not None,
+        report=lambda line: click.echo(line, err=True),
+    )
+    click.echo(f"image    {built.reference}")
+    click.echo(f"manifest {built.image.manifest}")
+    click.echo(f"id       {built.image.config}")
+    if digest is not None:
+        _compare(built, digest, output, against)
+
+
+def _fetch(
+    store: Store,
+    recipe: recipes.Recipe,
+    selection: locks.Selection,
+    debian_mirror: str | None,
+    security_mirror: str | None,
+) -> None:
+    debs = [package for package in selection.debs if store.locate(package) is None]
+    wheels = [wheel for wheel in selection.wheels if store.locate(wheel) is None]
+    downloads: list[Download] = []
+    if debs:
+        downloads += sources.debian(debs, _mirrors(debian_mirror, security_mirror))
+    downloads += sources.wheels(wheels, recipe.target)
+    store.fetch(downloads, _Counter())
+
+
+def _pairs(words: Sequence[str]) -> dict[str, Path]:
+    pairs = {}
+    for word in words:
+        name, equals, path = word.partition("=")
+        if not equals or name not in plugins.NATIVE:
+            raise InputError.one(
+                "image.plugin-library",
+                f"--plugin-library {word}: not NAME=FILE",
+                f"NAME is one of: {', '.join(plugins.NATIVE)}",
+            )
+        pairs[name] = Path(path)
+    return pairs
+
+
+def _compare(built: builder.Built, digest: str, output: Path, against: Path | None) -> None:
+    if digest in (built.image.manifest, built.image.config):
+        click.echo(f"reproduced {digest}")
+        return
+    message = f"not reproduced: wanted {digest}, built {built.image.manifest}"
+    if against is None:
+        raise OperationError(
+            f"{message}\n    remedy: give the other image with --against DIR to see where"
+        )
+    difference = reproduce.first_difference(against, output)
+    raise OperationError(f"{message}\n{difference or 'both folders hold the same image'}")

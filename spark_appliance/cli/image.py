@@ -9,7 +9,7 @@ import click
 
 from spark_appliance import lockfile
 from spark_appliance.errors import InputError, OperationError
-from spark_appliance.image import apt, plugins, relock, reproduce, sbom, sources
+from spark_appliance.image import apt, native, plugins, relock, reproduce, sbom, sources
 from spark_appliance.image import build as builder
 from spark_appliance.image import lock as locks
 from spark_appliance.image import recipe as recipes
@@ -115,7 +115,7 @@ def lock(
     "--plugin-library",
     multiple=True,
     metavar="NAME=FILE",
-    help="Native library of one of our plugins, for aarch64.",
+    help="Native library of one of our plugins for aarch64 (default: compile it).",
 )
 @click.option("--without", multiple=True, metavar="NAME", help="Leave one of our plugins out.")
 @click.option(
@@ -150,18 +150,29 @@ def build(
     pinned = locks.load(lock_path)
     wheel_lock = recipe.parent / wanted.wheels
     selection = locks.select(wanted, profile, pinned, locks.load_wheels(wheel_lock))
-    libraries = _pairs(plugin_library)
+    store = Store(cache or default_folder(), files)
     chosen = [name for name in wanted.profiles[profile].plugins if name not in without]
+    libraries = _pairs(plugin_library, wanted)
+    compiled = [name for name in chosen if name in wanted.native and name not in libraries]
+    for name in compiled:
+        native.check_compiler(name, wanted.native[name])
+    needed = [*selection.debs, *(p for name in compiled for p in native.packages(pinned, name))]
+    if not offline:
+        _fetch(store, wanted, needed, selection.wheels, debian_mirror, security_mirror)
+    for name in compiled:
+        libraries[name] = native.build(
+            name, wanted.native[name], PACKAGES / name, native.packages(pinned, name), store
+        )
     request = builder.Request(
         recipe=wanted,
         lock=pinned,
         selection=selection,
-        plugins=tuple(plugins.load(PACKAGES / name, libraries) for name in chosen),
+        plugins=tuple(
+            plugins.load(PACKAGES / name, wanted.native.get(name), libraries.get(name))
+            for name in chosen
+        ),
         licences=sbom.read_licences(wheel_lock),
     )
-    store = Store(cache or default_folder(), files)
-    if not offline:
-        _fetch(store, wanted, selection, debian_mirror, security_mirror)
     built = builder.build(
         request,
         store,
@@ -180,28 +191,29 @@ def build(
 def _fetch(
     store: Store,
     recipe: recipes.Recipe,
-    selection: locks.Selection,
+    packages: Sequence[locks.DebPackage],
+    wheels: Sequence[locks.Wheel],
     debian_mirror: str | None,
     security_mirror: str | None,
 ) -> None:
-    debs = [package for package in selection.debs if store.locate(package) is None]
-    wheels = [wheel for wheel in selection.wheels if store.locate(wheel) is None]
+    debs = [package for package in packages if store.locate(package) is None]
     downloads: list[Download] = []
     if debs:
         downloads += sources.debian(debs, _mirrors(debian_mirror, security_mirror))
-    downloads += sources.wheels(wheels, recipe.target)
+    missing = [wheel for wheel in wheels if store.locate(wheel) is None]
+    downloads += sources.wheels(missing, recipe.target)
     store.fetch(downloads, _Counter())
 
 
-def _pairs(words: Sequence[str]) -> dict[str, Path]:
+def _pairs(words: Sequence[str], recipe: recipes.Recipe) -> dict[str, Path]:
     pairs = {}
     for word in words:
         name, equals, path = word.partition("=")
-        if not equals or name not in plugins.NATIVE:
+        if not equals or name not in recipe.native:
             raise InputError.one(
                 "image.plugin-library",
                 f"--plugin-library {word}: not NAME=FILE",
-                f"NAME is one of: {', '.join(plugins.NATIVE)}",
+                f"NAME is one of: {', '.join(recipe.native)}",
             )
         pairs[name] = Path(path)
     return pairs

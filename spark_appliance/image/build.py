@@ -19,7 +19,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from spark_appliance.image import glue, oci, plugins, sbom, tar
+from spark_appliance.image import (
+    base,
+    debs,
+    elf,
+    glue,
+    ldcache,
+    oci,
+    plugins,
+    sbom,
+    tar,
+    tree,
+    wheels,
+)
 from spark_appliance.image import layer as layers
 from spark_appliance.image.base import UID
 from spark_appliance.image.errors import ImageError, write_failure
@@ -58,10 +70,10 @@ class Built:
 
 
 def code_version() -> str:
-    """Return the sha256 of this package's sources: another builder, other layers."""
+    """Return the sha256 of the modules that decide a layer's bytes: other code, other layers."""
     total = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        total.update(path.name.encode() + b"\0" + path.read_bytes())
+    for module in (base, debs, elf, layers, ldcache, tar, tree, wheels):
+        total.update(Path(module.__file__).read_bytes() + b"\0")
     return total.hexdigest()
 
 
@@ -208,14 +220,14 @@ def _glue_layer(
     target = request.recipe.target
     paths = frozenset(path for result in done for path in result.libraries)
     names = {folder: found for result in done for folder, found in result.names.items()}
-    tree = glue.skeleton(environment, target.multiarch, paths, _python_version(request))
+    glued = glue.skeleton(environment, target.multiarch, paths, _python_version(request))
     for plugin in request.plugins:
-        plugins.install(tree, plugin, environment)
+        plugins.install(glued, plugin, environment)
     folders = glue.library_folders(environment, paths)
-    cache = glue.loader_cache(target.multiarch, names, folders, paths, tree)
-    tree.file("etc/ld.so.cache", cache)
-    blob = layout.put_stream(tar.stream(tree, layers.MTIME))
-    return layers.Result("glue", "", blob.digest, blob.size, len(tree.entries), (), {})
+    cache = glue.loader_cache(target.multiarch, names, folders, paths, glued)
+    glued.file("etc/ld.so.cache", cache)
+    blob = layout.put_stream(tar.stream(glued, layers.MTIME))
+    return layers.Result("glue", "", blob.digest, blob.size, len(glued.entries), (), {})
 
 
 def _config(request: Request, environment: Layout, done: Sequence[layers.Result]) -> dict[str, Any]:

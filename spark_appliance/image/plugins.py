@@ -18,22 +18,20 @@ from typing import Any
 from spark_appliance.errors import InputError, read_failure
 from spark_appliance.image import elf
 from spark_appliance.image.errors import ImageError
+from spark_appliance.image.recipe import Native
 from spark_appliance.image.tree import Tree
 from spark_appliance.image.wheels import INSTALLER, Layout, console_script, record_hash
-
-NATIVE = {"spark-engram": "libspark_engram.so"}
-"""Project -> file name of its native library, beside its Python modules."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """A project: its folder, its package folder, and its native library if it has one."""
+    """A project: its folder, its package folder, and native libraries beside its modules."""
 
     name: str
     version: str
     package: Path
     project: Mapping[str, Any]
-    library: Path | None
+    libraries: Mapping[str, bytes]
 
     @property
     def digest(self) -> str:
@@ -47,8 +45,8 @@ class Plugin:
         return total.hexdigest()
 
 
-def load(folder: Path, libraries: Mapping[str, Path]) -> Plugin:
-    """Read a project.
+def load(folder: Path, native: Native | None = None, library: Path | None = None) -> Plugin:
+    """Read a project, and check its native library if the recipe says that it has one.
 
     Raises:
         InputError: no readable pyproject.toml, or a native library that is missing or built for
@@ -61,33 +59,28 @@ def load(folder: Path, libraries: Mapping[str, Path]) -> Plugin:
         raise read_failure(path, error) from None
     tool = data["tool"]
     packages = (
-        tool["scikit-build"]["wheel.packages"]
-        if "scikit-build" in tool and "wheel.packages" in tool["scikit-build"]
-        else tool.get("scikit-build", {}).get("wheel", {}).get("packages")
-        or tool["hatch"]["build"]["targets"]["wheel"]["packages"]
+        tool["scikit-build"]["wheel"]["packages"]
+        if "scikit-build" in tool
+        else tool["hatch"]["build"]["targets"]["wheel"]["packages"]
     )
     project = data["project"]
     name = project["name"]
-    library = libraries.get(name)
-    if name in NATIVE:
-        _check_library(name, library)
-    return Plugin(name, project["version"], folder / packages[0], project, library)
+    files = {}
+    if native is not None:
+        files[native.library] = _read_library(name, library)
+    return Plugin(name, project["version"], folder / packages[0], project, files)
 
 
-def _check_library(name: str, library: Path | None) -> None:
+def _read_library(name: str, library: Path | None) -> bytes:
     if library is None:
-        raise InputError.one(
-            "image.plugin-library",
-            f"{name} needs {NATIVE[name]} for aarch64",
-            f"build it with pkgs/oci-image/engram-library and give --plugin-library {name}=FILE, "
-            f"or leave the plugin out with --without {name}",
-        )
+        raise InputError.one("image.plugin-library", f"{name} needs its native library")
     try:
         content = library.read_bytes()
     except OSError as error:
         raise read_failure(library, error) from None
     if elf.soname(content) is None:
         raise InputError.one("image.plugin-library", f"{library}: not a shared library for aarch64")
+    return content
 
 
 def install(tree: Tree, plugin: Plugin, layout: Layout) -> None:
@@ -99,8 +92,8 @@ def install(tree: Tree, plugin: Plugin, layout: Layout) -> None:
             relative = path.relative_to(plugin.package)
             if path.is_file() and "__pycache__" not in relative.parts and path.suffix != ".so":
                 files[f"{top}/{relative.as_posix()}"] = (path.read_bytes(), 0o644)
-        if plugin.library is not None:
-            files[f"{top}/{NATIVE[plugin.name]}"] = (plugin.library.read_bytes(), 0o755)
+        for name, content in plugin.libraries.items():
+            files[f"{top}/{name}"] = (content, 0o755)
     except OSError as error:
         raise ImageError(f"{error.filename}: cannot read: {error.strerror}") from None
     info = f"{plugin.name.replace('-', '_')}-{plugin.version}.dist-info"

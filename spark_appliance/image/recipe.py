@@ -78,6 +78,29 @@ class Layer(_Model):
     wheels: Pattern
 
 
+class Native(_Model):
+    """How the native library of a plugin is compiled.
+
+    ``compiler`` is an exact requirement of the Python index; ``sources`` are folders of the
+    project with C++ files; ``debian`` packages are unpacked beside the sources and ``archives``
+    of them linked; ``exports`` are the symbols that stay visible.
+    """
+
+    compiler: str
+    target: str
+    sources: tuple[str, ...]
+    flags: tuple[str, ...]
+    exports: tuple[str, ...]
+    library: str
+    debian: tuple[str, ...]
+    archives: tuple[str, ...]
+
+    @staticmethod
+    def profile(plugin: str) -> str:
+        """Return the name under which the lock files these packages."""
+        return f"plugin:{plugin}"
+
+
 class Recipe(_Model):
     """The whole recipe; ``wheels`` is the path of a pruned poetry.lock beside the recipe.
 
@@ -91,6 +114,7 @@ class Recipe(_Model):
     target: Target
     profiles: dict[str, Profile]
     debian: Debian
+    native: dict[str, Native] = {}
     wheels_drop: tuple[WheelDrop, ...] = ()
     layers: tuple[Layer, ...]
 

@@ -11,7 +11,7 @@ from debian.debfile import DebError, DebFile
 
 from spark_appliance.image import apt
 from spark_appliance.image.lock import FORMAT, DebianLock, DebPackage, Denied, ImageLock
-from spark_appliance.image.recipe import Recipe
+from spark_appliance.image.recipe import Native, Recipe
 
 Fetch = Callable[[list[DebPackage]], Mapping[str, Path]]
 """Brings packages onto this machine: sha256 -> path."""
@@ -32,6 +32,11 @@ def resolve(recipe: Recipe, mirrors: apt.Mirrors, fetch: Fetch) -> ImageLock:
             name: private.closure(recipe.roots(name))
             for name, profile in recipe.profiles.items()
             if not profile.refused
+        }
+        # packages that a plugin is compiled against are unpacked alone, without their closure
+        profiles |= {
+            Native.profile(name): tuple(sorted(native.debian))
+            for name, native in recipe.native.items()
         }
         chosen = {name for names in profiles.values() for name in names}
         candidates = apt.parse(private.show(chosen))
@@ -89,7 +94,7 @@ def _package(
         installed_kib=entry.installed_kib,
         licences=(),
         profiles=profiles,
-        why=reason or f"needed by {dependants}",
+        why=reason or (f"needed by {dependants}" if dependants else ", ".join(profiles)),
     )
 
 
@@ -112,6 +117,5 @@ def read_licences(path: Path, name: str) -> tuple[str, ...]:
         document = Copyright(io.StringIO(text.decode("utf-8", "replace")), strict=False)
     except (NotMachineReadableError, ValueError):  # free text
         return ()
-    # the first line of a License field is its short name
-    fields = [str(paragraph.get("License", "")) for paragraph in document.all_paragraphs()]
-    return tuple(sorted({field.split("\n")[0].strip() for field in fields} - {""}))
+    licences = [getattr(paragraph, "license", None) for paragraph in document.all_paragraphs()]
+    return tuple(sorted({getattr(licence, "synopsis", "") for licence in licences} - {""}))

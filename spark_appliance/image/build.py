@@ -20,17 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from spark_appliance.image import (
-    base,
-    debs,
-    elf,
     glue,
-    ldcache,
     oci,
     plugins,
     sbom,
     tar,
-    tree,
-    wheels,
 )
 from spark_appliance.image import layer as layers
 from spark_appliance.image.base import UID
@@ -43,6 +37,7 @@ from spark_appliance.image.wheels import Layout
 
 _NOTES = "spark-layers.json"
 """In the output: layer key -> Result, so that the next build can take a layer over."""
+_LAYER_CODE = ("base", "debs", "elf", "layer", "ldcache", "tar", "tree", "wheels")
 _LABEL = "dev.spark-appliance."
 
 Report = Callable[[str], None]
@@ -72,8 +67,8 @@ class Built:
 def code_version() -> str:
     """Return the sha256 of the modules that decide a layer's bytes: other code, other layers."""
     total = hashlib.sha256()
-    for module in (base, debs, elf, layers, ldcache, tar, tree, wheels):
-        total.update(Path(module.__file__).read_bytes() + b"\0")
+    for name in _LAYER_CODE:
+        total.update(Path(__file__).with_name(f"{name}.py").read_bytes() + b"\0")
     return total.hexdigest()
 
 

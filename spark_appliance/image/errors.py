@@ -15,12 +15,16 @@ class HashMismatchError(ImageError):
     """A file does not have the bytes that the lock names."""
 
     def __init__(self, path: Path, wanted: str, found: str) -> None:
-        self.path = path
+        self.path, self.wanted, self.found = path, wanted, found
         super().__init__(
             f"{path}: sha256 is {found}, the lock says {wanted}\n"
             "    remedy: remove the file and run the command again; if it comes back, the source "
             "serves other bytes than those that were locked: use another mirror"
         )
+
+    def __reduce__(self) -> tuple[type[HashMismatchError], tuple[Path, str, str]]:
+        # it comes out of the process of a layer; the default rebuilds it from the message
+        return type(self), (self.path, self.wanted, self.found)
 
 
 class DownloadError(ImageError):

@@ -7,6 +7,7 @@ digest must not. Format: POSIX.1-2017, utility pax.
 from __future__ import annotations
 
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -114,7 +115,7 @@ def stream(tree: Tree, mtime: int = 0) -> Iterator[bytes]:
                         while chunk := member.read(_CHUNK):
                             size += len(chunk)
                             yield chunk
-                except zipfile.BadZipFile as error:
+                except (zipfile.BadZipFile, zlib.error) as error:
                     raise ImageError(f"{content.archive}: {content.name}: {error}") from None
                 if size != content.size:
                     raise ImageError(

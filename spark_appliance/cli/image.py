@@ -8,9 +8,11 @@ from pathlib import Path
 import click
 
 from spark_appliance import lockfile
+from spark_appliance.cli.output import print_problems
 from spark_appliance.errors import InputError, OperationError
 from spark_appliance.image import apt, native, plugins, relock, reproduce, sbom, sources
 from spark_appliance.image import build as builder
+from spark_appliance.image import check as checks
 from spark_appliance.image import lock as locks
 from spark_appliance.image import recipe as recipes
 from spark_appliance.image.store import Download, Store, default_folder
@@ -186,6 +188,21 @@ def build(
     click.echo(f"id       {built.image.config}")
     if digest is not None:
         _compare(built, digest, output, against)
+
+
+@image.command()
+@click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
+def check(folder: Path) -> None:
+    """Examine the image in FOLDER: rights, secrets, and every library that its files need."""
+    root = checks.read(folder)
+    found = checks.problems(root, checks.expected_libraries(PACKAGES / "sglang-env"))
+    print_problems(found)
+    if found:
+        raise OperationError(f"{len(found)} problems in {folder}")
+    click.echo(
+        f"{len(root.modes)} files and folders, {len(root.links)} links, "
+        f"{len(root.libraries)} ELF files: no problem"
+    )
 
 
 def _fetch(

@@ -10,7 +10,7 @@ import click
 from spark_appliance import lockfile
 from spark_appliance.cli.output import print_problems
 from spark_appliance.errors import InputError, OperationError
-from spark_appliance.image import apt, native, plugins, relock, reproduce, sbom, sources
+from spark_appliance.image import apt, disk, native, plugins, relock, reproduce, sbom, sources
 from spark_appliance.image import build as builder
 from spark_appliance.image import check as checks
 from spark_appliance.image import lock as locks
@@ -203,6 +203,31 @@ def check(folder: Path) -> None:
         f"{len(root.modes)} files and folders, {len(root.links)} links, "
         f"{len(root.libraries)} ELF files: no problem"
     )
+
+
+@image.command()
+@click.argument("image_file", metavar="IMAGE", type=click.Path(path_type=Path))
+@click.argument("device", type=click.Path(path_type=Path))
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def write(image_file: Path, device: Path, yes: bool) -> None:
+    """Write the disk image IMAGE to the whole disk DEVICE, and read it back."""
+    size = disk.image_size(image_file)
+    target = disk.inspect(device)
+    disk.check(target, size)
+    click.echo(str(target))
+    if not yes:
+        click.confirm(f"Overwrite all of {target.path} with {size / 1e9:.1f} GB?", abort=True)
+    shown = -1
+
+    def progress(what: str, done: int, total: int) -> None:
+        nonlocal shown
+        step = done * 20 // total
+        if step != shown:
+            shown = step
+            click.echo(f"{what} {step * 5} %", err=True)
+
+    digest = disk.write(image_file, Path(target.path), progress)
+    click.echo(f"verified {target.path}: sha256:{digest}")
 
 
 def _fetch(

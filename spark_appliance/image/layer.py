@@ -95,7 +95,7 @@ def write(job: Job, store: Store, layout: wheels.Layout, out: Path) -> Result:
         folders = {
             head
             for head, name in map(posixpath.split, tree.entries)
-            if head.startswith(("usr/lib", "usr/local/lib")) and ldcache.LIBRARY.fullmatch(name)
+            if head.startswith(("usr/lib", "usr/local/lib")) and ldcache.considered(name)
         }
         for folder in sorted(folders):
             if found := ldcache.names(tree, folder):

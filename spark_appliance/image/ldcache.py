@@ -27,6 +27,9 @@ LIBRARY = re.compile(r"lib.+\.so(\.\d+)*")
 """Names that ldconfig considers; also those with several numbers, such as
 libnvrtc-builtins.so.13.0, which is opened by that name."""
 
+_LOADER = "ld-linux"
+"""The loader itself, which ldconfig enters although it has another name."""
+
 
 def compare(left: str, right: str) -> int:
     """Order two names as the loader's binary search expects (glibc, _dl_cache_libcmp).
@@ -80,6 +83,11 @@ def encode(entries: Iterable[tuple[str, str]]) -> bytes:
     return head + body + bytes(strings)
 
 
+def considered(name: str) -> bool:
+    """Return whether ldconfig looks at a file of this name."""
+    return LIBRARY.fullmatch(name) is not None or name.startswith(_LOADER)
+
+
 def names(tree: Tree, folder: str) -> list[str]:
     """Return the names under which ldconfig would enter the libraries of one folder, sorted.
 
@@ -89,10 +97,10 @@ def names(tree: Tree, folder: str) -> list[str]:
     found = set()
     for path, entry in tree.entries.items():
         head, name = posixpath.split(path)
-        if head != folder or not (LIBRARY.fullmatch(name) or name.startswith("ld-linux")):
+        if head != folder or not considered(name):
             continue
         if entry.kind is Kind.LINK:
-            if name.endswith(".so"):
+            if name.endswith(".so") or name.startswith(_LOADER):
                 found.add(name)
         elif isinstance(entry.content, bytes):
             own = elf.soname(entry.content)

@@ -34,13 +34,14 @@ let
     }
   ) (lib.filter (package: lib.elem profile package.profiles) lock.debian.packages);
 
+  isChosen = entry: chosen.wheels == [ "*" ] || lib.elem entry.name chosen.wheels;
   wheels = map (
     entry:
     sglangEnv.packages.${entry.name}.src
     // {
       file = (builtins.head entry.files).file;
     }
-  ) (lib.filter (entry: chosen.wheels == [ "*" ] || lib.elem entry.name chosen.wheels) wheelLock.package);
+  ) (lib.filter isChosen wheelLock.package);
 
   assembler = python3.withPackages (
     packages: with packages; [

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import difflib
 import json
-import os
-import tempfile
 from pathlib import Path
 
-from spark_appliance.errors import InputError, Location, Problem, read_failure
+from spark_appliance.errors import InputError, Location, Problem
+from spark_appliance.files import read_bounded, write_text
 from spark_appliance.model.plan import Plan, read_plan
 
 LOCK_NAME = "cluster.lock.json"
+
+MAX_BYTES = 16 << 20
+"""Largest plan read, bytes; eight nodes need about 0.2 MB."""
+
+write = write_text
+"""Plans are written like every other file."""
 
 
 def dump(plan: Plan) -> str:
@@ -22,25 +27,6 @@ def dump(plan: Plan) -> str:
     )
 
 
-def write(path: Path, text: str) -> None:
-    """Replace a file in one step, so that a reader or a crash never sees half of it.
-
-    Raises:
-        OSError: when the folder cannot be written.
-    """
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
 def load(path: Path) -> Plan:
     """Read a plan.
 
@@ -48,11 +34,16 @@ def load(path: Path) -> Plan:
         InputError: when the file cannot be read or is no plan of this version.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-        data = json.loads(text)
-    except OSError as error:
-        raise read_failure(path, error) from None
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        data = json.loads(read_bounded(path, MAX_BYTES))
+    except InputError as error:
+        if path.exists():
+            raise
+        raise InputError.one(
+            "file.unreadable",
+            f"there is no plan {path}",
+            "render it first: spark-appliance render cluster.yaml",
+        ) from error
+    except (ValueError, RecursionError) as error:
         line, column = (
             (error.lineno, error.colno) if isinstance(error, json.JSONDecodeError) else (1, 1)
         )

@@ -8,7 +8,7 @@ measurements (marked below) and leaves a reserve for what they vary by.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from spark_appliance.model.facts import GIB, ModelFacts
@@ -60,6 +60,9 @@ BEFORE_LOAD_GIB: Final = 107.0
 and 0.90 gave 16.7 M tokens (MiaAI-Lab README): 0.1 of it holds 6.7 M tokens. Agrees with TP 3,
 where 101 GiB of weights and a fraction of 0.944 left nothing: 101 / 0.944."""
 
+_LARGEST_FRACTION: Final = 0.97
+"""More than any published recipe uses (0.95)."""
+
 POOL_TOLERANCE_GIB: Final = 1.5
 """How far the engine's own pool size is off the prediction: the page cache alone moves it by 0.5 GB
 from boot to boot (MiaAI-Lab README), and the free memory after loading was measured once."""
@@ -77,6 +80,7 @@ class Workload:
     draft_tokens: int
     fraction: float
     prefix_tails: int | None = None
+    ep: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +196,7 @@ def check_budget(
                 f"set mem-fraction-static to {floor:.3f} or more",
             )
         )
-    else:
+    elif worst.missing_gib <= 0:
         findings += _check_pool(facts, parallelism, work, worst, path)
     if work.kv_tokens < work.context:
         findings.append(
@@ -234,15 +238,21 @@ def _check_pool(
     wanted = worst.of("KV cache")
     if pool <= 0 or wanted - pool <= POOL_TOLERANCE_GIB:
         return []
-    tokens = round(pool * GIB / facts.kv_bytes_per_token, -5)
+    tokens = max(0, round(pool * GIB / facts.kv_bytes_per_token, -5))
     fraction = math.ceil((work.fraction + (wanted - pool) / BEFORE_LOAD_GIB) * 100) / 100
+    choices = []
+    if fraction <= _LARGEST_FRACTION:
+        choices.append(f"mem-fraction-static to {fraction:g}")
+    if tokens >= work.context:
+        choices.append(f"max-total-tokens to {tokens:.0f}")
+    remedy = f"set {' or '.join(choices)}" if choices else "lower context-length, or use more nodes"
     return [
         Finding(
             "memory.pool-clamped",
             path,
             f"with --mem-fraction-static {work.fraction:g} SGLang probably holds only about "
             f"{tokens:,.0f} KV tokens instead of {work.kv_tokens:,}, and only log it",
-            f"set mem-fraction-static to {fraction:g}, or max-total-tokens to {tokens:.0f}",
+            remedy,
             "warning",
         )
     ]
@@ -253,7 +263,42 @@ def _kv_gib(facts: ModelFacts, tp: int, tokens: int) -> float:
     return facts.kv_bytes_per_token * tokens / share / GIB
 
 
+def _shrink(facts: ModelFacts, parallelism: Parallelism, work: Workload, worst: Budget) -> str:
+    """Turn knob after knob to its small end until the sum fits; return what was turned.
+
+    Empty when even the smallest settings do not fit.
+    """
+    page = max(facts.page_size, 1)
+    cache = worst.of("Engram cache")
+    changes: dict[str, int] = {}
+    batch = min(4, work.running, work.graph_batch)
+    steps: list[tuple[dict[str, int], Workload]] = []
+    small = replace(work, kv_tokens=-(-work.context // page) * page)
+    steps.append(({"max-total-tokens": small.kv_tokens}, small))
+    small = replace(small, running=batch, graph_batch=batch, prefix_tails=None)
+    names = {"max-running-requests": batch, "cuda-graph-max-bs-decode": batch}
+    steps.append((names, small))
+    small = replace(small, chunk=min(work.chunk, 3 * page))
+    steps.append(({"chunked-prefill-size": small.chunk}, small))
+    context = min(work.context, 32 * 1024)
+    small = replace(small, context=context, kv_tokens=context)
+    steps.append(({"context-length": context, "max-total-tokens": context}, small))
+    small = replace(small, running=1, graph_batch=1, chunk=min(work.chunk, page))
+    names = {"max-running-requests": 1, "cuda-graph-max-bs-decode": 1}
+    steps.append((names | {"chunked-prefill-size": small.chunk}, small))
+    for names, candidate in steps:
+        changes |= names
+        if budget(facts, parallelism, candidate, head=True, cache_gib=cache).missing_gib <= 0:
+            return ", ".join(f"{name} to {value}" for name, value in changes.items())
+    return ""
+
+
 _SWA_PAGE: Final = 256
+
+
+def prefix_tails_gib(count: int) -> float:
+    """Return what ``count`` more cached prefix tails take, GiB."""
+    return count * (SWA_WINDOW + _SWA_PAGE) * SWA_BYTES_PER_TOKEN / GIB
 
 
 def _swa_gib(work: Workload) -> float:
@@ -304,6 +349,9 @@ def _remedy(facts: ModelFacts, parallelism: Parallelism, work: Workload, worst: 
             return f"set chunked-prefill-size to {chunk}"
     if tokens >= page:
         return f"set context-length and max-total-tokens to {tokens} (or lower)"
+    together = _shrink(facts, parallelism, work, worst)
+    if together:
+        return f"set {together}"
     for nodes in range(parallelism.tp + 1, 9):
         smaller = facts.weights_gib.get(nodes)
         if smaller is not None and facts.weights_gib.get(parallelism.tp, 1e9) - smaller > missing:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from spark_appliance.errors import InputError, Problem, read_failure
+from spark_appliance.errors import InputError, Location, Problem
+from spark_appliance.files import read_bounded
 from spark_appliance.memory import Budget
 from spark_appliance.model.cluster import Cluster, read_cluster
 from spark_appliance.model.plan import Plan
@@ -48,13 +49,16 @@ def open_cluster(path: Path) -> Opened:
             nothing further can be said. Later findings are returned in ``problems``.
     """
     try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_BYTES + 1)
-            size = path.stat().st_size
-    except OSError as error:
-        raise read_failure(path, error) from None
-    if len(raw) > MAX_BYTES:
-        raw = raw.ljust(size, b" ")
+        raw = read_bounded(path, MAX_BYTES)
+    except InputError as error:
+        if path.exists() or path.is_symlink():
+            raise
+        raise InputError.one(
+            "file.unreadable",
+            f"there is no cluster file {path}",
+            "give its path, or write one: spark-appliance init > cluster.yaml",
+            Location(str(path)),
+        ) from error
     document = parse(str(path), raw)
     cluster, findings = read_cluster(document.data)
     if cluster is None:
@@ -65,9 +69,9 @@ def open_cluster(path: Path) -> Opened:
         where = document.locate(("profile",))
         raise InputError(
             [
-                problem
-                if problem.where
-                else Problem(problem.rule, problem.message, problem.remedy, where)
+                Problem(problem.rule, problem.message, problem.remedy, where)
+                if problem.where is None or problem.rule.startswith("file.")
+                else problem
                 for problem in error.problems
             ]
         ) from None

@@ -3,8 +3,8 @@
     python tests/run.py [PYTEST ARGUMENT ...]
 
 Formatting, lints, types, then the test suites: the command line's own and one for each
-distribution below ``pkgs/``, each in a pytest of its own because they are separate packages. Exit
-status 0 only when everything that ran passed.
+distribution below ``pkgs/``, each in a pytest of its own because they are separate packages that
+want the engine's environment. Exit status 0 only when everything that ran passed.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+import environments
 
 ROOT = Path(__file__).parents[1]
 
@@ -30,17 +32,33 @@ class Step:
 
 
 def steps(arguments: list[str]) -> list[Step]:
-    """Return the checks in order; quick ones come first."""
+    """Return the checks of the repository itself in order; quick ones come first."""
     python = sys.executable
-    pytest = (python, "-m", "pytest", "-q", *arguments)
-    result = [
+    return [
         Step("ruff format", (python, "-m", "ruff", "format", "--check", ".")),
         Step("ruff check", (python, "-m", "ruff", "check", ".")),
         Step("mypy --strict", (python, "-m", "mypy")),
-        Step("tests", pytest),
+        Step("tests", (python, "-m", "pytest", "-q", *arguments)),
     ]
-    for package in sorted((ROOT / "pkgs").glob("*/tests")):
-        result.append(Step(f"tests of {package.parent.name}", pytest, package.parent))
+
+
+def package_steps(arguments: list[str], notes: list[str]) -> list[Step]:
+    """Return the checks of the distributions below ``pkgs/``; what cannot run goes to ``notes``."""
+    try:
+        python = environments.engine_environment(dict(os.environ))
+    except environments.EnvironmentFailedError as error:
+        notes.append(f"tests of pkgs/ with the engine: {error}")
+        try:
+            python = environments.plain_environment()
+        except environments.EnvironmentFailedError as plain:
+            notes.append(f"tests of pkgs/: {plain}")
+            return []
+    result = []
+    for folder in environments.distributions():
+        mypy = (sys.executable, "-m", "mypy", "--python-executable", str(python))
+        result.append(Step(f"mypy --strict of {folder.name}", mypy, folder))
+        pytest = (str(python), "-m", "pytest", "-q", *arguments)
+        result.append(Step(f"tests of {folder.name}", pytest, folder))
     return result
 
 
@@ -49,7 +67,12 @@ def main() -> int:
     environment = dict(os.environ, PYTHONDONTWRITEBYTECODE="1")
     failed: list[str] = []
     skipped: list[str] = []
-    for step in steps(sys.argv[1:]):
+    arguments = sys.argv[1:]
+    todo = steps(arguments)
+    # arguments that name files of tests/ are not for the distributions
+    if not any(Path(argument.split("::")[0]).exists() for argument in arguments):
+        todo += package_steps(arguments, skipped)
+    for step in todo:
         print(f"\n=== {step.name}", flush=True)
         begin = time.monotonic()
         status, output = _stream(step, environment)
@@ -59,6 +82,9 @@ def main() -> int:
         if status and not (status == 5 and sys.argv[1:]):
             failed.append(step.name)
         skipped += [f"{step.name}: {line}" for line in re.findall(r"^SKIPPED (.*)$", output, re.M)]
+    required = os.environ.get("SPARK_ENGINE_REQUIRED") == "1"
+    if required and any(line.startswith("tests of pkgs/") for line in skipped):
+        failed.append("tests of pkgs/ (SPARK_ENGINE_REQUIRED=1)")
     if skipped:
         print(f"\n=== NOT RUN ({len(skipped)} groups of tests), by name and reason:")
         for line in skipped:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from spark_appliance.bench.client import ChatRequest, Client, EndpointError
+from spark_appliance.bench.client import Client, EndpointError
 from spark_appliance.bench.corpus import Corpus, Ruler
 from spark_appliance.bench.prompts import new_nonce, with_nonce
 from spark_appliance.bench.result import Failure
 from spark_appliance.bench.sse import parse
+from spark_appliance.bench.wire import ChatRequest
 
 # About 15k tokens: a few seconds of prefill, and close enough to begin with.
 _PROBE_CHARACTERS = 48_000

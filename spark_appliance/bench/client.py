@@ -15,8 +15,7 @@ import errno
 import json
 import ssl
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from types import SimpleNamespace, TracebackType
 from typing import Any
 
@@ -25,6 +24,7 @@ from pydantic import SecretStr
 from spark_appliance.bench import failures
 from spark_appliance.bench.endpoint import Address
 from spark_appliance.bench.result import Failure
+from spark_appliance.bench.wire import ChatRequest, Limits, Recording
 from spark_appliance.errors import OperationError
 
 try:
@@ -41,50 +41,6 @@ _MAX_BODY = 64 * 1024  # bytes of an error body that are read
 _MAX_STREAM = 256 * 1024 * 1024  # bytes of one stream; a 262144-token answer is below a third
 _DONE = (b"\ndata: [DONE]", b"\ndata:[DONE]")
 _TAIL = max(map(len, _DONE)) - 1
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Deadlines in seconds. A 1M-token prompt was seen to take 324 s to its first token."""
-
-    connect: float = 10.0
-    first_token: float = 900.0
-    stall: float = 120.0
-    total: float = 3600.0
-
-
-@dataclass(frozen=True, slots=True)
-class ChatRequest:
-    """One streaming chat completion: greedy, with usage."""
-
-    model: str
-    prompt: str
-    max_tokens: int
-    extra: Mapping[str, Any] = field(default_factory=dict)
-
-    def body(self) -> dict[str, Any]:
-        """Return the JSON body; ``extra`` adds to it and may override the sampling fields."""
-        return {
-            "model": self.model,
-            "messages": [{"role": "user", "content": self.prompt}],
-            "max_tokens": self.max_tokens,
-            "temperature": 0.0,
-            **self.extra,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-
-
-@dataclass(slots=True)
-class Recording:
-    """What arrived and when (``time.perf_counter`` seconds); nothing is interpreted yet."""
-
-    started: float
-    connected: float | None = None
-    ended: float = 0.0
-    reads: list[tuple[float, bytes]] = field(default_factory=list)
-    events: int = 0
-    failure: Failure | None = None
 
 
 class Client:
@@ -250,7 +206,7 @@ async def _receive(
 
 
 class _Deadline:
-    """The three time limits of a stream, with one timer that re-arms itself only when it fires."""
+    """The three time limits of a stream, with one timer that re-arms itself when it fires."""
 
     def __init__(self, recording: Recording, limits: Limits) -> None:
         self._recording = recording
@@ -281,7 +237,9 @@ class _Deadline:
         left = due - time.perf_counter()
         loop = asyncio.get_running_loop()
         if left > 0:
-            self._handle = loop.call_later(left, self._check)
+            # Looking again after the shortest limit finds a stall early although the limit for
+            # the first token, which held when this timer was set, is longer.
+            self._handle = loop.call_later(min(left, self._limits.stall), self._check)
         elif self._timeout is not None:
             self._timeout.reschedule(loop.time())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from spark_appliance.bench.result import Group, Protocol, Result, Summary
@@ -33,6 +33,15 @@ class Line:
     change_pct: float  # of the median, B against A
     verdict: Verdict
     reason: str
+
+
+def as_dict(line: Line) -> dict[str, Any]:
+    """Return plain data, for JSON."""
+    return {
+        field.name: value.model_dump() if isinstance(value, Summary) else value
+        for field in fields(line)
+        for value in [getattr(line, field.name)]
+    }
 
 
 def protocol_differences(a: Protocol, b: Protocol) -> list[str]:

@@ -6,6 +6,7 @@ observability/metrics_collector.py), with older SGLang, vLLM and llama.cpp where
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -78,9 +79,12 @@ async def identify(client: Client, model: str | None, secrets: tuple[str, ...] =
     """
     url = client.address.api + "/models"
     status, body = await client.get("/v1/models")
-    if status != 200:
+    if status != 200 and not (status == 404 and model is not None):
         raise EndpointError(from_status(status, body, url))
-    listing = await client.get_json("/v1/models")
+    try:
+        listing = json.loads(body)
+    except ValueError:
+        listing = None
     cards = listing.get("data") if isinstance(listing, dict) else None
     cards = [c for c in cards or [] if isinstance(c, dict) and isinstance(c.get("id"), str)]
     names = tuple(str(c["id"]) for c in cards)

@@ -231,7 +231,6 @@ def _payload(result: Result, group: Group, facts: Facts, hardware: Hardware) -> 
     info = result.evidence.server_info or {}
     ttft = summary.get("ttft_s")
     prefill = summary.get("prefill_tok_s")
-    total = summary.get("aggregate_wall_tok_s")
     out = summary["aggregate_window_tok_s" if group.concurrency > 1 else "decode_tok_s"]
     accept_rate, accept_length = summary.get("accept_rate"), summary.get("accept_length")
     cached = [s.cached_tokens for s in good]
@@ -245,7 +244,6 @@ def _payload(result: Result, group: Group, facts: Facts, hardware: Hardware) -> 
         backend="cuda" if hardware.hwClass != "CPU_ONLY" else None,
         tokSOut=round(out.median, 3),
         tokSPrefill=round(prefill.median, 3) if prefill else None,
-        tokSTotal=round(total.median, 3) if total else None,
         ttftMs=round(ttft.median * 1000, 3) if ttft else None,
         promptTokens=round(summary["prompt_tokens"].median),
         outputTokens=round(summary["completion_tokens"].median),

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from spark_appliance.bench import sse, stats
-from spark_appliance.bench.client import Recording
 from spark_appliance.bench.result import (
     Acceptance,
     Failure,
@@ -24,6 +23,7 @@ from spark_appliance.bench.result import (
     Summary,
     Timings,
 )
+from spark_appliance.bench.wire import Recording
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +96,12 @@ def sample(
     nonce: str,
     origin: float,
     allowed_cached: int,
+    need_decode: bool = True,
 ) -> tuple[Sample, str]:
     """Interpret one recording; returns the sample and the text that was generated.
 
-    ``origin`` is the ``perf_counter`` time that the timings count from.
+    ``origin`` is the ``perf_counter`` time that the timings count from. Without
+    ``need_decode`` an answer too short for a decode rate still counts for TTFT and prefill.
     """
     said = sse.parse(recording.reads)
     usage = said.usage or {}
@@ -112,7 +114,14 @@ def sample(
     if reasoning_tokens is None and isinstance(usage.get("completion_tokens_details"), dict):
         reasoning_tokens = _count(usage["completion_tokens_details"].get("reasoning_tokens"))
     derived = rates(timings, prompt_tokens, completion_tokens)
-    failure = _judge(recording, said, derived, completion_tokens, cached, allowed_cached)
+    failure = _judge(recording, said, completion_tokens, cached, allowed_cached)
+    if failure is None and need_decode and derived.decode_tok_s is None:
+        failure = Failure(
+            kind="too-short",
+            message=f"{completion_tokens} completion tokens in {len(said.text_times)} events, "
+            "all at one time: that gives no rate",
+            remedy="use a prompt with a longer answer, or --ignore-eos where the engine knows it",
+        )
     content, reasoning = "".join(said.content), "".join(said.reasoning)
     output = reasoning + content
     made = Sample(
@@ -255,7 +264,6 @@ def _timings(recording: Recording, said: sse.Transcript, origin: float) -> Timin
 def _judge(
     recording: Recording,
     said: sse.Transcript,
-    derived: Rates,
     completion_tokens: int | None,
     cached: int | None,
     allowed_cached: int,
@@ -290,12 +298,11 @@ def _judge(
             "wrong: one event can carry several tokens",
             remedy="use an endpoint that obeys stream_options.include_usage",
         )
-    if not said.text_times or derived.decode_tok_s is None:
+    if not said.text_times:
         return Failure(
-            kind="too-short",
-            message=f"{completion_tokens} completion tokens in {len(said.text_times)} events: "
-            "a rate needs at least two events with text",
-            remedy="use a prompt with a longer answer, or --ignore-eos where the engine knows it",
+            kind="empty",
+            message=f"the answer has no text (finish reason {said.finish_reason})",
+            remedy="look at the engine's log, or use another prompt",
         )
     if cached is not None and cached > allowed_cached:
         return Failure(

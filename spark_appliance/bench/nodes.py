@@ -6,7 +6,6 @@ node is never read more often than every 10 s, by one small script that stays co
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 import threading
 import time
@@ -21,7 +20,8 @@ from spark_appliance.ssh import Host
 
 MIN_INTERVAL_S = 10
 BUSY_PCT = 50.0
-_FACTS_TIMEOUT_S = 60.0
+_FACTS_TIMEOUT_S = 30.0
+_STOP_S = 5.0
 # A reading loop ends by itself after this, should its client vanish without a word.
 _LOOP_LIMIT_S = 24 * 3600
 
@@ -155,6 +155,7 @@ class _Watched:
     facts: dict[str, str] = field(default_factory=dict)
     samples: list[NodeSample] = field(default_factory=list)
     error: str | None = None
+    known: threading.Event = field(default_factory=threading.Event)
     stream: Stream | None = None
     thread: threading.Thread | None = None
 
@@ -182,17 +183,17 @@ class Sampler:
         self._nodes = [_Watched(name, host) for name, host in hosts]
 
     def start(self, origin: float) -> None:
-        """Read the facts of all nodes, then begin sampling; ``origin`` is the clock's zero."""
+        """Begin to read all nodes; ``origin`` is the clock's zero. See ``ready``."""
         self._origin = origin
-        readers = [threading.Thread(target=self._read_facts, args=(n,)) for n in self._nodes]
-        for reader in readers:
-            reader.start()
-        for reader in readers:
-            reader.join()
         for node in self._nodes:
-            if node.error is None:
-                node.thread = threading.Thread(target=self._watch, args=(node,), daemon=True)
-                node.thread.start()
+            # Daemons: one that waits for a node must not keep an interrupted program alive.
+            node.thread = threading.Thread(target=self._read, args=(node,), daemon=True)
+            node.thread.start()
+
+    @property
+    def ready(self) -> bool:
+        """Whether the facts of every node are known, or why they are not."""
+        return all(node.known.is_set() for node in self._nodes)
 
     def stop(self) -> None:
         """End sampling; may be called twice."""
@@ -202,7 +203,7 @@ class Sampler:
                 node.stream.stop()
         for node in self._nodes:
             if node.thread is not None:
-                node.thread.join()
+                node.thread.join(_STOP_S)
 
     def nodes(self, windows: Sequence[tuple[float, float]]) -> list[Node]:
         """Return what is known so far; ``windows`` are the timed rounds (see ``use``)."""
@@ -217,13 +218,19 @@ class Sampler:
             for n in self._nodes
         ]
 
-    def _read_facts(self, node: _Watched) -> None:
+    def _read(self, node: _Watched) -> None:
         try:
             node.facts = facts(node.host)
         except SparkError as error:
             node.error = str(error)
+            return
+        finally:
+            node.known.set()
+        self._watch(node)
 
     def _watch(self, node: _Watched) -> None:
+        if self._stopping:
+            return
         count = str(_LOOP_LIMIT_S // self._interval_s)
         arguments = (str(self._interval_s), count)
         try:
@@ -237,5 +244,4 @@ class Sampler:
                         node.samples.append(sample)
         except SparkError as error:
             if not self._stopping:
-                with contextlib.suppress(Exception):
-                    node.error = str(error)
+                node.error = str(error)

@@ -50,7 +50,8 @@ def draw(result: Result, path: Path) -> None:
         _lines(right, result, "concurrency", "decode_tok_s", "decode of one stream, tok/s")
         for axes in (left, right):
             axes.set_xlabel("streams")
-            axes.set_ylim(bottom=0)
+            axes.set_xticks(sorted({g.concurrency for g in result.groups}))
+            axes.set_ylim(0, axes.get_ylim()[1] * 1.05)
     else:
         _bars(left, result, "decode_tok_s", "decode, tok/s")
         _bars(right, result, "ttft_s", "TTFT, s")

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from spark_appliance.bench import engine, failures, metrics, prompts
-from spark_appliance.bench.client import ChatRequest, Client, EndpointError, Recording
+from spark_appliance.bench.client import Client, EndpointError
 from spark_appliance.bench.jobs import Job
 from spark_appliance.bench.metrics import Prompt
 from spark_appliance.bench.result import Group, LoadReading, Round, Sample
+from spark_appliance.bench.wire import ChatRequest, Recording
 
 _PROMPT_SAMPLE = 2000  # characters; the limits of the lmx record (field notes 7.6)
 _OUTPUT_SAMPLE = 4000
@@ -79,6 +80,7 @@ class Runner:
         origin: float,
         changed: Callable[[], None],
         count_drafts: bool = False,
+        need_decode: bool = True,
     ) -> None:
         self._client = client
         self._model = model
@@ -88,6 +90,7 @@ class Runner:
         self._origin = origin
         self._changed = changed
         self._count_drafts = count_drafts
+        self._need_decode = need_decode
         self._failed_in_a_row = 0
         self.records: list[GroupRecord] = []
         self.loads: list[LoadReading] = []
@@ -149,6 +152,7 @@ class Runner:
                 nonce=nonce,
                 origin=started,
                 allowed_cached=self._allowed_cached,
+                need_decode=self._need_decode,
             )
             for index, prompt, nonce, recording in whole
         ]

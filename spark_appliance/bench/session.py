@@ -32,6 +32,7 @@ from spark_appliance.bench.settings import Outcome, Settings
 from spark_appliance.errors import InputError
 
 _READY_POLL_S = 2.0
+_NODES_POLL_S = 0.05
 
 
 def run(settings: Settings, progress: Progress) -> Outcome:
@@ -117,6 +118,7 @@ class _Session:
                 origin=self._origin,
                 changed=self._save,
                 count_drafts=counters is not None,
+                need_decode=settings.mode in ("speed", "sweep"),
             )
             await self._runner.run(self._jobs, done)
 
@@ -283,7 +285,9 @@ class _Session:
         if not self._settings.hosts:
             return
         self._progress.note("reading the nodes")
-        await asyncio.to_thread(self._sampler.start, self._origin)
+        self._sampler.start(self._origin)
+        while not self._sampler.ready:
+            await asyncio.sleep(_NODES_POLL_S)
         for node in self._sampler.nodes([]):
             if node.error:
                 self._problem(f"node {node.name}: {node.error}")

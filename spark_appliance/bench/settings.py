@@ -10,11 +10,11 @@ from typing import Any
 from pydantic import SecretStr
 
 from spark_appliance.bench import speed
-from spark_appliance.bench.client import Limits
 from spark_appliance.bench.endpoint import Address
 from spark_appliance.bench.metrics import Prompt
 from spark_appliance.bench.nodes import MIN_INTERVAL_S
 from spark_appliance.bench.result import Failure, Mode, PromptKind, Result
+from spark_appliance.bench.wire import Limits
 from spark_appliance.ssh import Host
 
 

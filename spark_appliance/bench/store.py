@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from spark_appliance import lockfile
 from spark_appliance.bench.result import Result
 from spark_appliance.errors import InputError, Location, OperationError, Problem, read_failure
 
@@ -23,16 +24,14 @@ def dumps(result: Result) -> str:
 
 
 def save(result: Result, path: Path) -> None:
-    """Write the file through a temporary one, so that a crash leaves the last whole version."""
+    """Write the file in one step, so that a crash leaves the last whole version."""
     write_text(path, dumps(result))
 
 
 def write_text(path: Path, text: str) -> None:
     """Replace a file's content in one step. Raises OperationError."""
-    partial = path.with_name(path.name + ".partial")
     try:
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)  # noqa: PTH105 - Path.replace is the same call
+        lockfile.write(path, text)
     except OSError as error:
         raise OperationError(f"cannot write {path}: {error.strerror or error}") from None
 

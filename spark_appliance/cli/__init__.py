@@ -6,6 +6,7 @@ Each command module parses, calls the library below it and prints; it takes no d
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 from typing import NamedTuple
@@ -30,7 +31,8 @@ _COMMANDS: dict[str, _Entry] = {
     "topology": _Entry("topology:topology", "Draw which cable goes where."),
     "schema": _Entry("schema:schema", "Print the JSON Schema of a file format."),
     "doctor": _Entry("doctor:doctor", "Check every node: may this cluster boot?"),
-    "image": _Entry("image:image", "Lock and build the container image."),
+    "image": _Entry("image:image", "Build the container image, write the disk image."),
+    "bench": _Entry("bench:bench", "Measure an endpoint so that others can check the numbers."),
 }
 
 
@@ -68,6 +70,10 @@ def main() -> None:
     """Run the console script; errors become lines on stderr and an exit status, no tracebacks."""
     # pydantic searches every installed distribution for plugins: a fifth of a command's time
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # a terminal that cannot show a character shows '?', it does not end the program
+            stream.reconfigure(errors="replace")
     try:
         # without its own exit handling click returns the status of an Exit
         status = cli.main(prog_name="spark-appliance", standalone_mode=False)
@@ -81,3 +87,11 @@ def main() -> None:
     except SparkError as error:
         click.echo(str(error), err=True)
         sys.exit(error.exit_status)
+    except BrokenPipeError:
+        # the reader has seen enough; nothing may be flushed into the closed pipe at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except OSError as error:
+        click.echo(f"error: {error.strerror or error}", err=True)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)

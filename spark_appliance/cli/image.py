@@ -10,12 +10,18 @@ import click
 from spark_appliance import lockfile
 from spark_appliance.cli.output import print_problems
 from spark_appliance.errors import InputError, OperationError
-from spark_appliance.image import apt, disk, native, plugins, relock, reproduce, sbom, sources
-from spark_appliance.image import build as builder
-from spark_appliance.image import check as checks
-from spark_appliance.image import lock as locks
-from spark_appliance.image import recipe as recipes
-from spark_appliance.image.store import Download, Store, default_folder
+
+try:
+    from spark_appliance.image import apt, disk, native, plugins, relock, reproduce, sbom, sources
+    from spark_appliance.image import build as builder
+    from spark_appliance.image import check as checks
+    from spark_appliance.image import lock as locks
+    from spark_appliance.image import recipe as recipes
+    from spark_appliance.image.store import Download, Store, default_folder
+except ModuleNotFoundError as error:
+    raise OperationError(
+        f"the image commands need {error.name}\n    remedy: pip install 'spark-appliance[image]'"
+    ) from None
 
 PACKAGES = Path(__file__).parents[2] / "pkgs"
 _FOLDER = PACKAGES / "oci-image"

@@ -28,7 +28,10 @@ _PARTS = (
 
 def console(*, stderr: bool = False) -> Console:
     """Return a console that never wraps what a program may read."""
-    return Console(stderr=stderr, highlight=False, soft_wrap=True)
+    out = Console(stderr=stderr, highlight=False, soft_wrap=True)
+    if not out.is_terminal:
+        out.width = 200
+    return out
 
 
 def print_problems(problems: Iterable[Problem]) -> None:
@@ -63,8 +66,9 @@ def print_budget(names: Sequence[str], budgets: Sequence[Budget]) -> None:
         "reserve", f"{budgets[worst].reserve_gib:.1f}", "kept free: the guard's threshold"
     )
     out.print(table)
+    longest = max(map(len, names))
     for name, node_budget in zip(names, budgets, strict=True):
-        line = Text(f"{name:<12} ")
+        line = Text(f"{name:<{longest}} ")
         line.append_text(_bar(node_budget))
         line.append(f" {node_budget.used_gib:.1f} of {node_budget.total_gib:g}")
         verdict = (

@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from spark_appliance import lockfile
-from spark_appliance.errors import InputError, OperationError, read_failure
+from spark_appliance.errors import InputError, OperationError
+from spark_appliance.files import read_bounded
 from spark_appliance.model.plan import Plan
 from spark_appliance.workspace import open_cluster
 
@@ -33,6 +34,8 @@ def render(cluster: Path, output: Path | None, check_only: bool, quiet: bool) ->
     target = output or cluster.parent / lockfile.LOCK_NAME
     text = lockfile.dump(opened.plan)
     if str(target) == "-":
+        if check_only:
+            raise click.UsageError("--check needs a file to compare with, not '-'")
         click.echo(text, nl=False)
         return
     if check_only:
@@ -53,12 +56,11 @@ def render(cluster: Path, output: Path | None, check_only: bool, quiet: bool) ->
 
 
 def _check(target: Path, text: str, cluster: Path) -> None:
-    try:
-        old = target.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        old = ""
-    except (OSError, UnicodeDecodeError) as error:
-        raise read_failure(target, error if isinstance(error, OSError) else OSError()) from None
+    old = (
+        read_bounded(target, lockfile.MAX_BYTES).decode("utf-8", "replace")
+        if target.exists()
+        else ""
+    )
     if old == text:
         click.echo(f"{target} is up to date", err=True)
         return
@@ -81,7 +83,7 @@ def _print_nodes(plan: Plan) -> None:
         box=None,
     )
     for column in ("rank", "node", "system", "address", "rails", "checkpoint", "Engram files"):
-        table.add_column(column)
+        table.add_column(column, overflow="fold")
     for node in plan.nodes:
         weights = "own copy"
         if node.weights.export is not None:

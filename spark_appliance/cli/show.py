@@ -67,7 +67,7 @@ def _print_table(plan: Plan, node: NodePlan) -> None:
     )
     rails = Table(title="Rails", title_justify="left", box=None)
     for column in ("netdev", "RDMA device", "cage", "address", "MTU", "reaches"):
-        rails.add_column(column)
+        rails.add_column(column, overflow="fold")
     for rail in node.rails:
         peers = ", ".join(f"{peer.node} {peer.address}" for peer in rail.peers)
         rails.add_row(rail.netdev, rail.rdma, rail.cage, rail.address, str(rail.mtu), peers)
@@ -75,7 +75,7 @@ def _print_table(plan: Plan, node: NodePlan) -> None:
         out.print(rails)
     units = Table(title="Units, in start order", title_justify="left", box=None)
     for column in ("unit", "started by", "after"):
-        units.add_column(column)
+        units.add_column(column, overflow="fold")
     for unit in node.units:
         units.add_row(unit.name, unit.started_by, ", ".join(unit.after))
     out.print(units)
@@ -84,7 +84,7 @@ def _print_table(plan: Plan, node: NodePlan) -> None:
             title=f"Engram rows in {node.engram.directory}", title_justify="left", box=None
         )
         for column in ("file", "rows", "bytes"):
-            files.add_column(column)
+            files.add_column(column, overflow="fold")
         for file in node.engram.files:
             files.add_row(file.name, f"{file.row_start} to {file.row_end}", f"{file.bytes:,}")
         out.print(files)

@@ -20,6 +20,9 @@ from spark_appliance.workspace import open_cluster
 def topology(cluster: Path, output: Path | None) -> None:
     """Draw the cabling of CLUSTER: cages, cables, interface names, addresses, ranks."""
     plan = open_cluster(cluster).require_plan()
+    if str(output) == "-":
+        click.echo(picture.svg(plan), nl=False)
+        return
     if output is None:
         click.echo(picture.text(plan), nl=False)
         return

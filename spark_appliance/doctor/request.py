@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from spark_appliance.model.plan import NodePlan, Plan
-from spark_appliance.render.units import ENGINE, FABRIC, TARGET
+from spark_appliance.names import ENGINE, FABRIC, TARGET
 
 PLAN_FILE: Final = "/etc/spark/plan.json"
 """Where the plan lies on every node."""

@@ -22,8 +22,27 @@ Scalar = str | int | float | bool
 
 
 def _absolute(value: str) -> str:
-    if not value.startswith("/") or "//" in value or "/../" in f"{value}/":
-        raise ValueError("must be an absolute path without '..'")
+    """Accept a simple absolute path: what systemd, NFS and a shell all take without quoting."""
+    if not re.fullmatch(r"(/[A-Za-z0-9._+@~,=-]+)+", value):
+        raise ValueError(
+            "must be an absolute path of letters, digits and ._+@~,=- without a slash at the end"
+        )
+    if {".", ".."} & set(value.split("/")):
+        raise ValueError("must not contain the parts '.' and '..'")
+    return value
+
+
+def _directory(value: str) -> str:
+    _absolute(value)
+    top = value.split("/")[1]
+    if value.count("/") < 2 or top in _SYSTEM_DIRECTORIES:
+        raise ValueError("must be a directory of its own, not one of the system")
+    return value
+
+
+def _device(value: str) -> str:
+    if not re.fullmatch(r"/dev(/[A-Za-z0-9._:+@~,=-]+)+", value) or "/../" in value:
+        raise ValueError("must be a device below /dev")
     return value
 
 
@@ -66,6 +85,26 @@ def _host(value: str) -> str:
     return value
 
 
+_SYSTEM_DIRECTORIES = frozenset(
+    [
+        "bin",
+        "boot",
+        "dev",
+        "etc",
+        "lib",
+        "lib64",
+        "proc",
+        "root",
+        "run",
+        "sbin",
+        "sys",
+        "tmp",
+        "usr",
+    ]
+)
+
+DevicePath = Annotated[str, Field(max_length=4096), AfterValidator(_device)]
+Directory = Annotated[str, Field(max_length=4096), AfterValidator(_directory)]
 AbsolutePath = Annotated[
     str,
     Field(min_length=2, max_length=4096),
@@ -93,7 +132,7 @@ class _Model(BaseModel):
 class ModelSpec(_Model):
     """The checkpoint and the name under which it is served."""
 
-    path: AbsolutePath = Field(
+    path: Directory = Field(
         "/models/DeepSeek-V4.1-Flash",
         description="Directory of the checkpoint on every node (mounted there on workers).",
     )
@@ -149,12 +188,13 @@ class Topology(_Model):
 class EngramPlace(_Model):
     """Where a node keeps its packed Engram rows: exactly one of the two."""
 
-    device: AbsolutePath | None = Field(
+    device: DevicePath | None = Field(
         None,
-        description="Block device by stable id (/dev/disk/by-id/...); mounted at the directory "
-        "/var/lib/spark/engram.",
+        description="Block device by stable id (/dev/disk/by-id/...) with an ext4 or xfs file "
+        "system, mounted at /var/lib/spark/engram. It is never formatted unless you ask the node's "
+        "adapter for it, and then only when it is empty.",
     )
-    directory: AbsolutePath | None = Field(
+    directory: Directory | None = Field(
         None, description="Directory on a local ext4 or xfs file system that allows O_DIRECT."
     )
 

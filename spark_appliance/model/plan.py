@@ -11,9 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from spark_appliance.model.findings import Finding
-
-PLAN_VERSION: Literal[1] = 1
-"""Version of the plan's schema; readers refuse any other."""
+from spark_appliance.names import PLAN_VERSION
 
 
 class _Model(BaseModel):
@@ -111,6 +109,7 @@ class HealthPlan(_Model):
     live_url: str = Field(description="Asked on the head itself; 200 while the engine answers.")
     generate_url: str = Field(description="Chat completions endpoint, asked on the head itself.")
     generate_body: dict[str, Any] = Field(description="Request of the probe.")
+    expect: str = Field(description="Word that a right answer of the probe contains.")
     interval: int = Field(description="Seconds between probes while starting.")
     steady_interval: int = Field(
         description="Seconds between generations while serving: a wedged engine still answers "

@@ -20,7 +20,9 @@ class PlainModel(BaseModel):
     name: str = Field(description="Name used in messages.")
     heads: Annotated[int, Field(ge=1)] = Field(description="Attention heads.")
     max_context: Annotated[int, Field(ge=1)] = Field(description="Longest context, tokens.")
-    weights_bytes: Annotated[int, Field(ge=1)] = Field(description="Bytes of all weights.")
+    weights_bytes: Annotated[int, Field(ge=1, le=10**13)] = Field(
+        description="Bytes of all weights."
+    )
     kv_bytes_per_token: Annotated[int, Field(ge=1)] = Field(
         description="KV cache bytes of one token over all ranks."
     )
@@ -44,7 +46,7 @@ class Profile(BaseModel):
     model: str | PlainModel = Field(
         description="Name of a known model (deepseek-v4.1-flash), or the sizes of another one."
     )
-    engram_cache_gib: Annotated[float, Field(ge=0)] = Field(
+    engram_cache_gib: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = Field(
         0.0, description="Engram row cache of a node, GiB."
     )
     args: dict[FlagName, Scalar | None] = Field(

@@ -32,6 +32,9 @@ def _finding(detail: Any, root: type[BaseModel]) -> Finding:
         return Finding("schema.unknown-key", path, f"unknown key {name}", remedy)
     if kind == "missing":
         return Finding("schema.missing", path, f"{name} is missing", f"add {name}")
+    if value is None and kind in {"model_type", "model_attributes_type", "dict_type", "list_type"}:
+        remedy = "remove the line, or indent keys below it"
+        return Finding("schema.type", path, f"{name} is empty", remedy)
     if kind.endswith("_type") or kind in {"bool_parsing", "int_parsing", "int_from_float"}:
         message = f"{name} is {_kind(value)}; {_lower(detail['msg'])}"
         remedy = "give a value of that type"

@@ -6,6 +6,7 @@ forgets positions; a file that people edit by hand needs better.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,8 @@ MAX_DEPTH = 32
 
 MAX_VALUES = 50_000
 """Most values after aliases are expanded: what stops a YAML bomb."""
+
+_DECIMAL = re.compile(r"[-+]?(0|[1-9][0-9_]{0,17})")
 
 # libyaml's parser is ten times faster; a PyYAML built without it still works.
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -177,6 +180,16 @@ class _Builder:
         self._places[path] = _position(node.start_mark)
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node)
+        if not node.tag.endswith((":map", ":seq")):
+            self._problems.append(
+                Problem(
+                    "yaml.tag",
+                    f"tag {node.tag!r} does not fit a list or mapping",
+                    "write plain strings, numbers, true, false, lists and mappings",
+                    _mark(self._name, node.start_mark),
+                )
+            )
+            return None
         self._open.add(id(node))
         try:
             if isinstance(node, yaml.SequenceNode):
@@ -188,9 +201,22 @@ class _Builder:
     def _scalar(self, node: yaml.ScalarNode) -> Any:
         if node.tag.endswith(":timestamp"):
             return node.value  # a date here is a string somebody forgot to quote
+        if node.tag.endswith(":int") and not _DECIMAL.fullmatch(node.value):
+            # YAML 1.1 reads 010 as 8 and 2:30 as 150
+            self._problems.append(
+                Problem(
+                    "yaml.number",
+                    f"{node.value[:40]} is no plain decimal number of at most 18 digits",
+                    "write a decimal number, or quote it if it is text",
+                    _mark(self._name, node.start_mark),
+                )
+            )
+            return None
+        if node.tag.endswith((":map", ":seq", ":set", ":omap", ":pairs")):
+            node.tag = "tag:yaml.org,2002:mismatch"
         try:
             return self._loader.construct_object(node)
-        except (yaml.constructor.ConstructorError, ValueError):
+        except (yaml.constructor.ConstructorError, ValueError, KeyError):
             self._problems.append(
                 Problem(
                     "yaml.tag",

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from spark_appliance.errors import InputError, read_failure
+from spark_appliance.errors import InputError
+from spark_appliance.files import read_bounded
 from spark_appliance.model.facts import MODELS, ModelFacts
 from spark_appliance.model.profile import Profile, read_profile
-from spark_appliance.model.yamlfile import Document, parse
+from spark_appliance.model.yamlfile import MAX_BYTES, Document, parse
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +44,7 @@ def load_profile(name: str, base: Path) -> LoadedProfile:
     """
     if "/" in name:
         path = base / name
-        try:
-            document = parse(str(path), path.read_bytes())
-        except OSError as error:
-            raise read_failure(path, error) from None
+        document = parse(str(path), read_bounded(path, MAX_BYTES))
     else:
         if name not in bundled_names():
             raise InputError.one(
@@ -56,7 +54,15 @@ def load_profile(name: str, base: Path) -> LoadedProfile:
             )
         raw = (resources.files(__name__) / "data" / f"{name}.yaml").read_bytes()
         document = parse(f"profile {name}", raw)
-    return _resolve(document)
+    loaded = _resolve(document)
+    if "/" in name and loaded.profile.name in bundled_names():
+        raise InputError.one(
+            "profile.name-taken",
+            f"{loaded.profile.name} is the name of a bundled profile",
+            "give your profile a name of its own",
+            document.locate(("name",)),
+        )
+    return loaded
 
 
 def _resolve(document: Document) -> LoadedProfile:

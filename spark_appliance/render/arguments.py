@@ -14,6 +14,7 @@ from spark_appliance.memory import Workload
 from spark_appliance.model.cluster import Cluster, Scalar
 from spark_appliance.model.facts import ModelFacts
 from spark_appliance.model.findings import Finding, Path
+from spark_appliance.model.flags import known_flags
 from spark_appliance.model.profile import Profile
 
 Arguments = dict[str, Scalar]
@@ -149,27 +150,37 @@ def argv(args: Arguments) -> list[str]:
         value = args[name]
         line.append(f"--{name}")
         if value is not True:
-            line.append(str(value))
+            flag = known_flags().get(name)
+            many = flag is not None and flag.kind == "many"
+            line += str(value).split() if many else [str(value)]
     return line
 
 
-def workload(args: Arguments, facts: ModelFacts) -> tuple[Workload | None, list[Finding]]:
+_LARGEST: Final = 10**9
+"""Larger than any number of tokens or requests that makes sense."""
+
+
+def workload(
+    args: Arguments, facts: ModelFacts, path: Path = ("engine", "args")
+) -> tuple[Workload | None, list[Finding]]:
     """Read the sizes that decide memory out of the flags of a rank.
 
     SGLang picks sizes that are left out by looking at the machine; a plan must know them.
     """
     findings: list[Finding] = []
 
-    def number(name: str) -> int:
-        value = args.get(name)
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+    def number(name: str, default: int | None = None, least: int = 1) -> int:
+        value = args.get(name, default)
+        if isinstance(value, int) and not isinstance(value, bool) and least <= value <= _LARGEST:
             return value
         missing = value is None
         findings.append(
             Finding(
                 "engine.size-unknown" if missing else "engine.size-not-a-number",
-                ("engine", "args"),
-                f"--{name} is not set" if missing else f"--{name} is {value!r}, no whole number",
+                path,
+                f"--{name} is not set"
+                if missing
+                else f"--{name} is {str(value)[:40]}, no whole number from {least} to {_LARGEST}",
                 f"give engine.args.{name}: a whole number (the memory budget needs it)",
             )
         )
@@ -186,13 +197,14 @@ def workload(args: Arguments, facts: ModelFacts) -> tuple[Workload | None, list[
         findings.append(
             Finding(
                 "engine.mem-fraction",
-                ("engine", "args"),
+                path,
                 f"--mem-fraction-static is {fraction!r}, not between 0 and 1",
                 "give engine.args.mem-fraction-static, for example 0.8",
             )
         )
         fraction = 0.5
-    tails = args.get("swa-prefix-tails")
+    tails = number("swa-prefix-tails", least=0) if "swa-prefix-tails" in args else None
+    ep = number("ep-size", 1)
     if findings:
         return None, findings
     return Workload(
@@ -203,7 +215,8 @@ def workload(args: Arguments, facts: ModelFacts) -> tuple[Workload | None, list[
         graph_batch=graph,
         draft_tokens=block + 1,
         fraction=float(fraction),
-        prefix_tails=tails if isinstance(tails, int) else None,
+        prefix_tails=tails,
+        ep=ep,
     ), _check_sizes(facts, context, chunk, running, graph)
 
 

@@ -11,13 +11,17 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from spark_appliance.memory import prefix_tails_gib
 from spark_appliance.model.cluster import Cluster, Scalar
 from spark_appliance.model.findings import Finding, Path, Severity
-from spark_appliance.model.flags import closest_flag, known_flags
+from spark_appliance.model.flags import Flag, closest, known_flags, known_variables
 from spark_appliance.model.profile import Profile
 from spark_appliance.render.arguments import ALIASES, OWNED, RANK_LOCAL, override_paths
 
-_SECRET: Final = re.compile(r"(^|_)(API_?KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(_|$)")
+_SECRET_VARIABLE: Final = re.compile(
+    r"(^|_)(API_?KEY|ACCESS_?KEY(_ID)?|TOKEN|SECRET|PASS|PASSWORD|PASSWD|CREDENTIALS?|KEY)(_|$)"
+)
+_SECRET_FLAG: Final = re.compile(r"(^|-)(password|token|secret|keyfile)($|-)")
 _FOREIGN: Final = (
     "DSV41_",
     "B12X_",
@@ -27,8 +31,50 @@ _FOREIGN: Final = (
     "PREFILL_EMPTY_CACHE_TOKENS",
     "SGLANG_ROCE_",
 )
-_SPECULATIVE_SLOTS: Final = 8
+_UNPLANNED: Final = re.compile(
+    r"(pp|pipeline|dp|data-parallel|attn-cp|attn-dp|attention-context|context-parallel|dcp|cp)-.*"
+    r"|(enable-dp|enable-prefill-cp|enable-two-batch|disaggregation|encoder|grpc|ssl|lora)(-.*)?"
+    r"|(base-gpu-id|gpu-id-step|device|nccl-port|cpu-offload-gb|page-size|kv-cache-dtype)"
+    r"|(disable-cuda-graph|swa-full-tokens-ratio|enable-lora|moe-dense-tp-size|version)"
+    r"|(gated-launch-port|engine-info-bootstrap-port|enable-lmcache)"
+)
+"""Flags that change ranks, ports or memory without the plan's knowing."""
+
+_OWNED_VARIABLES: Final[Mapping[str, str]] = {
+    "NCCL_NET": "topology (a fall-back to sockets is 20 times slower) [P13]",
+    "NCCL_IB_DISABLE": "topology",
+    "NCCL_IB_HCA": "topology.cables: every rail is listed [P11]",
+    "NCCL_SOCKET_IFNAME": "nodes[].lan_interface [P35]",
+    "GLOO_SOCKET_IFNAME": "nodes[].lan_interface [P35]",
+    "SGLANG_HOST_IP": "nodes[].address",
+    "SGLANG_PLUGINS": "model and nodes",
+    "SGLANG_CACHE_DIR": "the plan's cache directory, which lasts [P86]",
+    "SGLANG_JIT_CACHE_DIR": "the plan's cache directory, which lasts [P86]",
+    "SGLANG_NCCL_SO_PATH": "topology.nccl_library",
+    "LD_PRELOAD": "topology.nccl_library",
+    "SPARK_TP_PAD": "nodes (padding follows from their number)",
+    "SPARK_ENGRAM_DIR": "nodes[].engram",
+    "SPARK_ENGRAM_REVISION": "model.revision",
+    "SPARK_ENGRAM_CACHE_BYTES": "engram_cache_gib of the profile",
+}
+"""Variables that the plan sets itself -> what decides them."""
+
+_RANK_LOCAL_VARIABLES: Final = ("NCCL_DEBUG", "SGLANG_LOG")
 _PROFILE: Final[Path] = ("profile",)
+_TRUE: Final = {"1", "true", "yes", "y"}
+_SPECULATIVE_SLOTS: Final = 8
+
+_LARGEST_NCCL_BUFFER: Final = 4 << 20
+"""Bytes; the plan uses 1 MiB, the ring recipes up to 4 (christopherowen docs/nccl.md)."""
+
+_LAZY_FORMATS: Final = ("auto", "safetensors", "dummy")
+"""Load formats that read tensor by tensor (the Engram plugin refuses the others too)."""
+
+_LONG_SESSION: Final = 250_000
+"""Tokens from which re-computing a session hurts; shorter ones take seconds."""
+
+_TAILS_PER_TOKEN: Final = 637 / 1_000_000
+"""Prefix tails a cached session needs: about 637 for 1 M tokens (MiaAI-Lab #27, #43)."""
 
 
 def check_overrides(cluster: Cluster, profile: Profile) -> list[Finding]:
@@ -41,6 +87,7 @@ def check_overrides(cluster: Cluster, profile: Profile) -> list[Finding]:
     for path, args in override_paths(cluster):
         for name, value in args.items():
             findings += _flag(cluster, (*path, name), ALIASES.get(name, name), value, args)
+        findings += _given_twice(path, args)
     findings += _ranks_agree(cluster)
     places: list[tuple[Path, Mapping[str, str | None]]] = [(("engine", "env"), cluster.engine.env)]
     places += [
@@ -53,72 +100,106 @@ def check_overrides(cluster: Cluster, profile: Profile) -> list[Finding]:
     return findings
 
 
-def _flag(  # one rule a paragraph
+def _flag(
     cluster: Cluster,
     path: Path,
     name: str,
     value: Scalar | None,
     layer: Mapping[str, Scalar | None],
 ) -> Iterator[Finding]:
-    if isinstance(value, float) and not math.isfinite(value):
-        yield Finding("engine.not-a-number", path, f"--{name} is {value}", "give a finite number")
-    if isinstance(value, str) and (not value.strip() or not value.isprintable()):
-        yield Finding(
-            "engine.bad-text",
-            path,
-            f"--{name} is empty or has control characters: {value!r}",
-            "give one line of text, or null to leave the flag out",
-        )
+    def finding(rule: str, message: str, remedy: str, severity: Severity = "error") -> Finding:
+        return Finding(rule, path, message, remedy, severity)
+
+    flag = known_flags().get(name)
+    given = value is not None and value is not False
     if name in OWNED:
-        yield Finding(
+        yield finding(
             "engine.flag-owned",
-            path,
             f"--{name} follows from the cluster file",
             f"remove it and set {OWNED[name]}",
         )
-    elif name not in known_flags():
-        close = closest_flag(name)
-        yield Finding(
+    elif flag is None:
+        near = closest(name, known_flags())
+        yield finding(
             "engine.unknown-flag",
-            path,
             f"sglang 0.5.23 has no flag --{name}",
-            f"did you mean {close}?" if close else "see: python3 -m sglang.launch_server --help",
+            f"did you mean {near}?" if near else "see: python3 -m sglang.launch_server --help",
         )
-    if name in {"use-ray", "ray-address"}:
-        yield Finding(
+    elif _SECRET_FLAG.search(name):
+        yield finding(
+            "engine.secret",
+            f"--{name} carries a secret; the plan and argv are world-readable",
+            "remove it; the API key belongs in a file (api.key_file)",
+        )
+    elif _UNPLANNED.fullmatch(name) and given:
+        yield finding(
+            "engine.flag-unplanned",
+            f"--{name} changes ranks, ports or memory in a way that the plan does not know",
+            "remove it",
+        )
+    elif name in {"use-ray", "ray-address"} and given:
+        yield finding(
             "engine.ray",
-            path,
             "Ray's memory monitor kills the engine at 95 % of unified memory [P67]",
             "remove it; systemd starts the ranks",
         )
-    if name in {"enable-hierarchical-cache", "hicache-size", "hicache-ratio"} and value:
-        yield Finding(
+    elif name.startswith(("enable-hierarchical-cache", "hicache-")) and given:
+        yield finding(
             "engine.hicache",
-            path,
             "host offload of KV stalls (sglang#32356), and host memory is GPU memory here [P99]",
             f"remove {name}",
         )
+    elif value is not None:
+        yield from _flag_value(path, name, value, flag)
     if (
         name == "weight-loader-prefetch-checkpoints"
         and value
         and layer.get("weight-loader-disable-mmap")
     ):
-        yield Finding(
+        yield finding(
             "engine.prefetch-without-mmap",
-            path,
             "prefetching with mmap disabled ran a head out of memory (cqingwang fast-load.md)",
             "keep one of the two",
         )
     shared = len(cluster.nodes) > 1 and cluster.weights.mode != "local"
     many = isinstance(value, int) and value > 2
     if name == "weight-loader-prefetch-num-threads" and shared and many:
-        yield Finding(
+        yield finding(
             "engine.prefetch-threads",
-            path,
             "many reader threads dead-lock against NFS (TensorRT-LLM PR#14655) [P44]",
             "use 2",
             "warning",
         )
+
+
+def _flag_value(path: Path, name: str, value: Scalar, flag: Flag) -> Iterator[Finding]:
+    if isinstance(value, float) and not math.isfinite(value):
+        yield Finding("engine.bad-value", path, f"--{name} is {value}", "give a finite number")
+    elif isinstance(value, str) and (not value.strip() or not value.isprintable()):
+        yield Finding(
+            "engine.bad-value",
+            path,
+            f"--{name} is empty or has control characters: {value!r}",
+            "give one line of text, or null to leave the flag out",
+        )
+    elif complaint := flag.complaint(value):
+        yield Finding(
+            "engine.bad-value",
+            path,
+            f"--{name} is {value!r}; it {complaint}",
+            "change the value, or null to leave the flag out",
+        )
+
+
+def _given_twice(path: Path, args: Mapping[str, Scalar | None]) -> Iterator[Finding]:
+    for name in args:
+        if name in ALIASES and ALIASES[name] in args:
+            yield Finding(
+                "engine.flag-twice",
+                (*path, name),
+                f"--{name} and --{ALIASES[name]} are the same flag",
+                "keep one of the two",
+            )
 
 
 def _ranks_agree(cluster: Cluster) -> Iterator[Finding]:
@@ -136,6 +217,16 @@ def _ranks_agree(cluster: Cluster) -> Iterator[Finding]:
                     "move it to engine.args, for all nodes; per node may differ: "
                     + ", ".join(sorted(RANK_LOCAL)),
                 )
+        for name in node.engine.env:
+            shared = name.startswith(("NCCL_", "SGLANG_", "GLOO_")) and name not in _OWNED_VARIABLES
+            if shared and not name.startswith((*_RANK_LOCAL_VARIABLES, "NCCL_IB_GID_INDEX")):
+                yield Finding(
+                    "engine.ranks-disagree",
+                    ("nodes", rank, "engine", "env", name),
+                    f"{name} must be the same on every rank, else they wait for each other "
+                    "forever [P88]",
+                    "move it to engine.env, for all nodes",
+                )
 
 
 def _variable(path: Path, name: str, value: str | None) -> Iterator[Finding]:
@@ -149,28 +240,38 @@ def _variable(path: Path, name: str, value: str | None) -> Iterator[Finding]:
             "remove it: it is resolved on the node at each start",
         )
         return
-    if _SECRET.search(name):
+    if name in _OWNED_VARIABLES:
+        yield finding(
+            "engine.variable-owned",
+            f"{name} follows from the cluster file",
+            f"remove it; it is decided by {_OWNED_VARIABLES[name]}",
+        )
+        return
+    if _SECRET_VARIABLE.search(name) or (value and re.search(r"://[^/@\s]+:[^/@\s]+@", value)):
         yield finding(
             "engine.secret",
             f"{name} looks like a secret; the plan is world-readable",
             "remove it; the API key belongs in a file (api.key_file)",
         )
         return
-    if value is None:
-        if name in {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"}:
-            yield finding(
-                "engine.socket-interface",
-                f"without {name} the bootstrap picks any interface, a docker bridge included [P35]",
-                "remove the line",
-            )
-        if name in {"NCCL_BUFFSIZE", "NCCL_MAX_NCHANNELS", "NCCL_PROTO"}:
-            yield finding(
-                "engine.nccl-buffers",
-                f"without {name} NCCL pins up to 5 GiB of unified memory [P25]",
-                "remove the line",
-                "warning",
-            )
-        return
+    large = name == "NCCL_BUFFSIZE" and (
+        value is None or not value.isdigit() or int(value) > _LARGEST_NCCL_BUFFER
+    )
+    if large or (value is None and name in {"NCCL_MAX_NCHANNELS", "NCCL_PROTO"}):
+        yield finding(
+            "engine.nccl-buffers",
+            f"with {name} at {value or 'its default'} NCCL pins gigabytes of unified memory [P25]",
+            "remove the line",
+            "warning",
+        )
+    if value is not None:
+        yield from _variable_value(path, name, value)
+
+
+def _variable_value(path: Path, name: str, value: str) -> Iterator[Finding]:
+    def finding(rule: str, message: str, remedy: str, severity: Severity = "error") -> Finding:
+        return Finding(rule, path, message, remedy, severity)
+
     if not value.strip():
         yield finding(
             "engine.empty-variable",
@@ -184,26 +285,28 @@ def _variable(path: Path, name: str, value: str | None) -> Iterator[Finding]:
             f"{name} belongs to another engine fork and does nothing in sglang 0.5.23",
             "remove it",
         )
+    elif name.startswith("SGLANG_") and name not in known_variables():
+        near = closest(name, known_variables())
+        yield finding(
+            "engine.unknown-variable",
+            f"sglang 0.5.23 reads no variable {name}",
+            f"did you mean {near}?" if near else "remove it",
+        )
     if name in {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"} and re.search(
-        r"expandable_segments:\s*true", value, re.IGNORECASE
+        r"expandable_segments\s*:\s*true", value, re.IGNORECASE
     ):
         yield finding(
             "engine.expandable-segments",
             "expandable segments give NaN logits for longer prompts and hard resets [P62, P64]",
             "use expandable_segments:False",
         )
-    if name == "SGLANG_ENABLE_DSV41_ENGRAM_HOST_TABLE" and value.lower() in {
-        "1",
-        "true",
-        "yes",
-        "y",
-    }:
+    if name == "SGLANG_ENABLE_DSV41_ENGRAM_HOST_TABLE" and value.lower() in _TRUE:
         yield finding(
             "engine.engram-host-table",
             "host memory is GPU memory on a Spark: the tables take 47 to 94 GiB of it",
             "remove it; rows are read from NVMe",
         )
-    if name == "MAX_JOBS" and value.isdigit() and int(value) > 4:
+    if name == "MAX_JOBS" and (not value.isdigit() or int(value) > 4):
         yield finding(
             "engine.max-jobs",
             f"{value} compile jobs take 3 to 8 GiB each of the memory that holds the model [P68]",
@@ -216,23 +319,14 @@ def _variable(path: Path, name: str, value: str | None) -> Iterator[Finding]:
             "use never",
             "warning",
         )
-    if name == "SGLANG_FLASHINFER_MOE_FUSED_FINALIZE" and value.lower() in {
-        "1",
-        "true",
-        "yes",
-        "y",
-    }:
+    if name == "SGLANG_FLASHINFER_MOE_FUSED_FINALIZE" and value.lower() in _TRUE:
         yield finding(
             "engine.fused-finalize",
             "the fused finalize is not deterministic [P97]",
             'use "0"',
             "warning",
         )
-    if name in {
-        "SGLANG_CACHE_DIR",
-        "TRITON_CACHE_DIR",
-        "FLASHINFER_WORKSPACE_BASE",
-    } and value.startswith(
+    if name in {"TRITON_CACHE_DIR", "FLASHINFER_WORKSPACE_BASE"} and value.startswith(
         ("/tmp", "/run", "/dev/shm")  # noqa: S108
     ):
         yield finding(
@@ -241,19 +335,18 @@ def _variable(path: Path, name: str, value: str | None) -> Iterator[Finding]:
             "use a directory on disk",
             "warning",
         )
-    if name == "NCCL_IB_HCA" and not value.startswith("="):
-        yield finding(
-            "engine.hca-prefix",
-            "without a leading '=' names match by prefix: rocep1s0f0 also matches others",
-            f"write ={value}",
-        )
 
 
 def check_effective(
-    args: Mapping[str, Scalar], env: Mapping[str, str], rails: int, *, model_v41: bool
+    args: Mapping[str, Scalar], free_gib: float, *, model_v41: bool, engram: bool
 ) -> list[Finding]:
-    """Judge the settings of rank 0 as they come out of all layers."""
-    findings = []
+    """Judge the settings of rank 0 as they come out of all layers.
+
+    ``free_gib`` is what the memory budget leaves beyond the reserve.
+    """
+    findings = list(_draft(args))
+    if engram:
+        findings += _engram_loading(args)
     running = args.get("max-running-requests")
     if (
         model_v41
@@ -273,41 +366,50 @@ def check_effective(
         )
     context = args.get("context-length")
     tails = args.get("swa-prefix-tails", 4 * running if isinstance(running, int) else None)
-    if (
-        model_v41
-        and isinstance(context, int)
-        and isinstance(tails, int)
-        and context >= _LONG_SESSION
-        and context * _TAILS_PER_TOKEN > 2 * tails
-    ):
-        findings.append(
-            Finding(
-                "engine.prefix-tails",
-                ("engine", "args"),
-                f"a cached session of {context:,} tokens keeps about "
-                f"{round(context * _TAILS_PER_TOKEN)} prefix tails, the pool has {tails}: long "
-                "sessions are computed again [P93]",
-                f"set swa-prefix-tails: {round(context * _TAILS_PER_TOKEN)} "
-                "(takes memory, see the budget)",
-                "note",
+    if model_v41 and isinstance(context, int) and isinstance(tails, int):
+        wanted = round(context * _TAILS_PER_TOKEN)
+        fits = prefix_tails_gib(wanted - tails) < free_gib
+        if context >= _LONG_SESSION and wanted > 2 * tails and fits:
+            findings.append(
+                Finding(
+                    "engine.prefix-tails",
+                    ("engine", "args"),
+                    f"a cached session of {context:,} tokens keeps about {wanted} prefix tails, "
+                    f"the pool has {tails}: long sessions are computed again [P93]",
+                    f"set swa-prefix-tails: {wanted} "
+                    f"({prefix_tails_gib(wanted - tails):.1f} GiB more)",
+                    "note",
+                )
             )
-        )
-    listed = env.get("NCCL_IB_HCA", "").lstrip("=").split(",")
-    if rails and len([name for name in listed if name]) < rails:
-        findings.append(
-            Finding(
-                "engine.half-rails",
-                ("engine", "env", "NCCL_IB_HCA"),
-                f"NCCL uses {len(listed)} of {rails} rails: about half the bandwidth [P11]",
-                "remove NCCL_IB_HCA, the plan lists every rail",
-                "warning",
-            )
-        )
     return findings
 
 
-_LONG_SESSION: Final = 250_000
-"""Tokens from which re-computing a session hurts; shorter ones take seconds."""
+def _draft(args: Mapping[str, Scalar]) -> Iterator[Finding]:
+    if "speculative-algorithm" in args:
+        return
+    for name in args:
+        if name.startswith("speculative-"):
+            yield Finding(
+                "engine.draft-without-algorithm",
+                ("engine", "args"),
+                f"--{name} is set but no speculative-algorithm",
+                f"set {name}: null as well",
+            )
 
-_TAILS_PER_TOKEN: Final = 637 / 1_000_000
-"""Prefix tails a cached session needs: about 637 for 1 M tokens (MiaAI-Lab #27, #43)."""
+
+def _engram_loading(args: Mapping[str, Scalar]) -> Iterator[Finding]:
+    """Refuse loaders that read whole shards: the Engram tables are 203 GB of them."""
+    reads_all = [
+        f"--{name}"
+        for name in ("weight-loader-disable-mmap", "weight-loader-prefetch-checkpoints")
+        if args.get(name)
+    ]
+    if args.get("load-format", "auto") not in _LAZY_FORMATS:
+        reads_all.append(f"--load-format {args['load-format']}")
+    for flag in reads_all:
+        yield Finding(
+            "engine.reads-engram-tables",
+            ("engine", "args"),
+            f"{flag} reads whole checkpoint shards, the 203 GB of Engram tables included",
+            "leave it out; with safetensors and mmap the tables are never read",
+        )

@@ -12,7 +12,6 @@ from spark_appliance.model.cluster import Cluster
 from spark_appliance.model.facts import GIB, ModelFacts
 from spark_appliance.model.findings import Finding, errors
 from spark_appliance.model.plan import (
-    PLAN_VERSION,
     ApiPlan,
     CableEnd,
     CablePlan,
@@ -34,6 +33,7 @@ from spark_appliance.model.plan import (
     TopologyPlan,
     WeightsPlan,
 )
+from spark_appliance.names import PLAN_VERSION
 from spark_appliance.parallel import Parallelism, judge
 from spark_appliance.profiles import LoadedProfile
 from spark_appliance.render import host, storage
@@ -75,13 +75,12 @@ def render(cluster: Cluster, loaded: LoadedProfile) -> Rendering:
     fabric, topology_findings = build_fabric(cluster)
     findings += topology_findings
     args = arguments(profile, cluster, 0)
-    ep = args.get("ep-size", 1)
-    parallelism, parallel_findings = judge(
-        facts, count, ep if isinstance(ep, int) and ep > 0 else 1, ("engine", "args")
-    )
-    findings += parallel_findings
     work, work_findings = workload(args, facts)
     findings += work_findings
+    parallelism = None
+    if work is not None:
+        parallelism, parallel_findings = judge(facts, count, work.ep, ("engine", "args"))
+        findings += parallel_findings
     budgets: tuple[Budget, ...] = ()
     if parallelism is not None and work is not None:
         budgets = tuple(
@@ -90,9 +89,11 @@ def render(cluster: Cluster, loaded: LoadedProfile) -> Rendering:
         )
         findings += check_budget(facts, parallelism, work, budgets[0], ("profile",))
         for rank in range(1, count):
-            own, _ = workload(arguments(profile, cluster, rank), facts)
-            if own is not None and own != work:
-                path = ("nodes", rank, "engine", "args")
+            path = ("nodes", rank, "engine", "args")
+            own, own_findings = workload(arguments(profile, cluster, rank), facts, path)
+            if own is None:
+                findings += own_findings
+            elif own != work:
                 findings += check_budget(facts, parallelism, own, budgets[rank], path)
     if fabric is None or parallelism is None or work is None or errors(findings):
         return Rendering(None, budgets, tuple(findings))
@@ -101,8 +102,13 @@ def render(cluster: Cluster, loaded: LoadedProfile) -> Rendering:
         for rank in range(count)
     ]
     findings += check_effective(
-        args, nodes[0].env, len(nodes[0].rails), model_v41=facts.deepseek_v41
+        args,
+        -budgets[0].missing_gib,
+        model_v41=facts.deepseek_v41,
+        engram=facts.engram is not None,
     )
+    if errors(findings):
+        return Rendering(None, budgets, tuple(findings))
     return Rendering(_plan(cluster, loaded, fabric, parallelism, nodes), budgets, tuple(findings))
 
 
@@ -295,11 +301,14 @@ def _health(cluster: Cluster) -> HealthPlan:
         "messages": [{"role": "user", "content": "What is 19 + 23? Answer with the number."}],
         "max_tokens": 64,
         "temperature": 0,
+        # two tokens instead of a train of thought (field notes 6.5; serving_chat.py of 0.5.23)
+        "chat_template_kwargs": {"thinking": False},
     }
     return HealthPlan(
         live_url=f"{base}/health",
         generate_url=f"{base}/v1/chat/completions",
         generate_body=body,
+        expect="42",
         interval=10,
         steady_interval=60,
         probe_timeout=PROBE_TIMEOUT,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Iterator
 
-from spark_appliance.model.cluster import Cluster, node_path
+from spark_appliance.model.cluster import Cluster, is_ipv4, node_path
 from spark_appliance.model.facts import ModelFacts
 from spark_appliance.model.findings import Finding
 from spark_appliance.model.profile import Profile
+from spark_appliance.topology.hardware import CAGES
 
 NFS_PORT = 2049
 NFS_RDMA_PORT = 20049
@@ -18,6 +20,7 @@ def check_cluster(cluster: Cluster, profile: Profile, facts: ModelFacts) -> list
     return [
         *_profile_fits(cluster, profile),
         *_nodes_differ(cluster),
+        *_addresses_reach(cluster),
         *_ports_differ(cluster),
         *_engram_places(cluster, facts),
         *_weights(cluster),
@@ -44,6 +47,7 @@ def _nodes_differ(cluster: Cluster) -> Iterator[Finding]:
             value = getattr(node, key)
             if value is None:
                 continue
+            value = value.casefold() if key == "address" else value
             if value in seen:
                 yield Finding(
                     f"nodes.{key}-used-twice",
@@ -52,6 +56,44 @@ def _nodes_differ(cluster: Cluster) -> Iterator[Finding]:
                     f"give every node its own {key}",
                 )
             seen.setdefault(value, rank)
+
+
+def _addresses_reach(cluster: Cluster) -> Iterator[Finding]:
+    if len(cluster.nodes) == 1:
+        return
+    rails = {twin.netdev for cage in CAGES.values() for twin in cage.twins}
+    # all nodes on loopback: a trial of the programs on one machine
+    one_machine = all(node.address.startswith("127.") for node in cluster.nodes)
+    for rank, node in enumerate(cluster.nodes):
+        address = ipaddress.IPv4Address(node.address) if is_ipv4(node.address) else None
+        own = address is not None and (
+            (address.is_loopback and not one_machine)
+            or address.is_unspecified
+            or address.is_multicast
+        )
+        if own or node.address == "255.255.255.255" or node.address.startswith("localhost"):
+            yield Finding(
+                "nodes.address-unreachable",
+                node_path(rank, "address"),
+                f"other nodes cannot reach {node.name} at {node.address}",
+                "give its address on the LAN",
+            )
+        if node.lan_interface in rails or node.lan_interface == "lo":
+            yield Finding(
+                "nodes.lan-interface",
+                node_path(rank, "lan_interface"),
+                f"{node.lan_interface} is not the management network",
+                "give the netdev of the LAN port (enP7s7 on a Spark)",
+            )
+        network = cluster.management_network
+        if network and address and address not in ipaddress.IPv4Network(network):
+            yield Finding(
+                "nodes.address-outside",
+                node_path(rank, "address"),
+                f"{node.address} is not in management_network {network}",
+                "correct one of the two",
+                "warning",
+            )
 
 
 def _ports_differ(cluster: Cluster) -> Iterator[Finding]:
@@ -98,6 +140,18 @@ def _engram_places(cluster: Cluster, facts: ModelFacts) -> Iterator[Finding]:
                 "remove engram",
                 "note",
             )
+        model = cluster.model.path
+        inside = place.directory is not None and (
+            f"{place.directory}/".startswith(f"{model}/") or model.startswith(f"{place.directory}/")
+        )
+        if inside:
+            yield Finding(
+                "engram.inside-checkpoint",
+                node_path(rank, "engram", "directory"),
+                f"{place.directory} and the checkpoint {model} lie in each other; workers mount "
+                "the checkpoint read-only",
+                "give a directory of its own",
+            )
         if (place.device is None) == (place.directory is None):
             yield Finding(
                 "engram.one-place",
@@ -115,6 +169,14 @@ def _engram_places(cluster: Cluster, facts: ModelFacts) -> Iterator[Finding]:
 
 
 def _weights(cluster: Cluster) -> Iterator[Finding]:
+    if cluster.weights.mode == "local" and cluster.weights.rdma:
+        yield Finding(
+            "weights.rdma-unused",
+            ("weights", "rdma"),
+            "local copies use no NFS",
+            "remove weights.rdma",
+            "warning",
+        )
     if cluster.weights.mode != "nfs":
         return
     if len(cluster.nodes) == 1:

@@ -10,44 +10,33 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from spark_appliance.model.plan import EngramPlan, UnitPlan, WeightsPlan
+from spark_appliance.names import (
+    CONTAINER,
+    ENGINE,
+    ENGINE_USER,
+    FABRIC,
+    GAVE_UP_STATUS,
+    GUARD,
+    HEAD_STOP_TIMEOUT,
+    NFS_SERVER,
+    PACK,
+    PLAN_PATH,
+    READY,
+    SUPERVISOR,
+    TARGET,
+    WORKER_STOP_TIMEOUT,
+)
 
-FABRIC: Final = "spark-fabric.service"
-PACK: Final = "spark-engram-pack.service"
-GUARD: Final = "spark-guard.service"
-SUPERVISOR: Final = "spark-supervisor.service"
-ENGINE: Final = "spark-engine.service"
-READY: Final = "spark-ready.service"
-TARGET: Final = "spark.target"
-NFS_SERVER: Final = "nfs-server.service"
 NETWORK_ONLINE: Final = "network-online.target"
 
-PLAN_PATH: Final = "/etc/spark/plan.json"
-"""Where every node keeps the whole plan."""
-
-ENGINE_USER: Final = "spark"
-"""System user and group of the engine; owns nothing but its runtime and cache directories."""
-
-CONTAINER: Final = "spark-engine"
-"""Name of the engine's container on DGX OS."""
-
-GAVE_UP_STATUS: Final = 3
-"""Exit status of the supervisor once its restarts are used up: systemd must not start it again."""
+FABRIC_DEADLINE: Final = 120
+"""Seconds for links, addresses and peers: a ConnectX-7 link is up some 10 s after its peer."""
 
 SPARK_NODE: Final = "@spark-node@"
 PYTHON: Final = "@python@"
 SPARK_ENGRAM: Final = "@spark-engram@"
 CONTAINER_RUNTIME: Final = "@container-runtime@"
 IMAGE: Final = "@image@"
-
-FABRIC_DEADLINE: Final = 120
-"""Seconds for links, addresses and peers: a ConnectX-7 link is up some 10 s after its peer."""
-
-HEAD_STOP_TIMEOUT: Final = 60
-"""Seconds for the head's engine to finish after SIGTERM, then SIGKILL."""
-
-WORKER_STOP_TIMEOUT: Final = 30
-"""A worker ignores SIGTERM until rank 0 says goodbye (sglang 0.5.23 entrypoints/engine.py:1260);
-the head goes first, so this only bites when the head is gone."""
 
 LIMITS: Final = {
     # pinned buffers of RDMA, NCCL and the Engram reader; PAM limits do not reach services
@@ -201,8 +190,8 @@ def units(rank: Rank) -> list[UnitPlan]:
         result.append(_pack(rank, rank.engram, storage))
         storage = [*storage, PACK]
     result.append(_guard(rank))
-    needed = [*network, *storage, GUARD]
-    result.append(_supervisor(rank, needed))
+    needed = [*network, *storage]
+    result.append(_supervisor(rank, [*needed, GUARD]))
     result.append(_engine(rank, needed))
     if rank.head:
         result.append(_ready(rank))
@@ -250,6 +239,7 @@ def _pack(rank: Rank, engram: EngramPlan, storage: list[str]) -> UnitPlan:
         "OOMScoreAdjust": "500",
         "LimitMEMLOCK": "infinity",
     }
+    pre: list[list[str]] = []
     stop_post: list[list[str]] = []
     if rank.system == "nixos":
         start = [SPARK_ENGRAM, *words]
@@ -258,10 +248,11 @@ def _pack(rank: Rank, engram: EngramPlan, storage: list[str]) -> UnitPlan:
             # an Engram directory may belong to anybody and lie anywhere
             "CapabilityBoundingSet": "CAP_DAC_OVERRIDE",
             "ProtectHome": "no",
-            "ReadWritePaths": engram.directory,
+            "ReadWritePaths": _path(engram.directory),
         }
     else:
         name = f"{CONTAINER}-pack"
+        pre.append(_remove_container(name))
         start = [*_in_container(rank, name, "--writable-engram"), "--", "spark-engram", *words]
         stop_post = [_remove_container(name)]
     return _unit(
@@ -270,7 +261,7 @@ def _pack(rank: Rank, engram: EngramPlan, storage: list[str]) -> UnitPlan:
         "oneshot",
         after=storage,
         requires=storage,
-        service=_Service(start, [], stop_post, settings),
+        service=_Service(start, pre, stop_post, settings),
     )
 
 
@@ -323,6 +314,8 @@ def _supervisor(rank: Rank, needed: list[str]) -> UnitPlan:
                 "Restart": "on-failure",
                 "RestartSec": "5",
                 "RestartPreventExitStatus": str(GAVE_UP_STATUS),
+                # SIGTERM is for the supervisor alone, not for the systemctl it is waiting for
+                "KillMode": "mixed",
                 # the head's engine, then the workers', then some
                 "TimeoutStopSec": str(HEAD_STOP_TIMEOUT + WORKER_STOP_TIMEOUT + 30),
             },
@@ -350,7 +343,7 @@ def _engine(rank: Rank, needed: list[str]) -> UnitPlan:
         "Restart": "no",
     }
     if rank.head and rank.key_file is not None:
-        settings["LoadCredential"] = f"api-key:{rank.key_file}"
+        settings["LoadCredential"] = _credential(rank.key_file)
     stop_post: list[list[str]] = []
     if rank.system == "nixos":
         execute = rank.command("exec", "--python", PYTHON)
@@ -363,24 +356,29 @@ def _engine(rank: Rank, needed: list[str]) -> UnitPlan:
             "WorkingDirectory": rank.cache_directory,
         }
         if _in_home(rank.checkpoint):
-            settings |= {"ProtectHome": "tmpfs", "BindReadOnlyPaths": rank.checkpoint}
+            settings |= {"ProtectHome": "tmpfs", "BindReadOnlyPaths": _path(rank.checkpoint)}
         else:
             settings["ProtectHome"] = "yes"
     else:
         # The unit runs the client of the container runtime, as root; the sandbox is the
         # container: user, devices, no capabilities (spark-node exec).
-        execute = _in_container(rank, CONTAINER)
+        user = ["--user", ENGINE_USER]
+        execute = _in_container(rank, CONTAINER, *user)
         if rank.engram is not None:
             name = f"{CONTAINER}-check"
-            pre.append([*_in_container(rank, name), "--", "spark-engram", *check])
-        # the container has a cgroup of its own and may outlive its client
+            pre.append([*_in_container(rank, name, *user), "--", "spark-engram", *check])
+        # the container has a cgroup of its own and may outlive its client, or a power cut
+        pre.insert(0, _remove_container(CONTAINER))
         stop_post = [_remove_container(CONTAINER)]
     return _unit(
         ENGINE,
         f"SGLang rank {rank.rank} of {rank.tp}",
         "exec",
-        after=needed,
+        after=[*needed, GUARD],
         requires=needed,
+        # not required: systemd would restart the engine with the guard; the supervisor arms the
+        # guard before each start and stops the group when it fails for good
+        wants=[GUARD],
         started_by="supervisor",
         service=_Service(execute, pre, stop_post, settings),
     )
@@ -396,7 +394,7 @@ def _ready(rank: Rank) -> UnitPlan:
         "Restart": "no",
     }
     if rank.key_file is not None:
-        settings["LoadCredential"] = f"api-key:{rank.key_file}"
+        settings["LoadCredential"] = _credential(rank.key_file)
     return _unit(
         READY,
         "The endpoint answers a real generation",
@@ -410,7 +408,7 @@ def _ready(rank: Rank) -> UnitPlan:
 
 def _in_container(rank: Rank, name: str, *options: str) -> list[str]:
     runtime = ["--container-runtime", CONTAINER_RUNTIME, "--image", IMAGE]
-    return rank.command("exec", "--container", name, *runtime, "--user", ENGINE_USER, *options)
+    return rank.command("exec", "--container", name, *runtime, *options)
 
 
 def _remove_container(name: str) -> list[str]:
@@ -419,6 +417,16 @@ def _remove_container(name: str) -> list[str]:
 
 def _privileged(command: list[str]) -> list[str]:
     return [f"+{command[0]}", *command[1:]]
+
+
+def _credential(key_file: str) -> str:
+    return f"api-key:{key_file.replace('%', '%%')}"
+
+
+def _path(path: str) -> str:
+    """Return a path as a word of a setting that takes a list of paths."""
+    text = path.replace("%", "%%")
+    return f'"{text}"' if " " in text else text
 
 
 def _in_home(path: str) -> bool:

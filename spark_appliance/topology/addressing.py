@@ -98,7 +98,7 @@ def _generated(cluster: Cluster, cables: list[Cable]) -> tuple[_Table | None, li
     prefix = ipaddress.IPv4Network(cluster.topology.prefix)
     if not cables:
         return {}, []
-    if prefix.prefixlen != 16 or prefix.is_multicast or prefix.is_loopback or prefix.is_link_local:
+    if prefix.prefixlen != 16 or not _usable(prefix.network_address + 1):
         return None, [
             Finding(
                 "topology.prefix",
@@ -193,6 +193,25 @@ def _check_subnets(cluster: Cluster, cables: list[Cable], table: _Table) -> list
                     f"use an address between the ends of {network}",
                 )
             )
+        if not _usable(interface.ip):
+            findings.append(
+                Finding(
+                    "topology.address-unusable",
+                    path,
+                    f"{who}: {interface.ip} is no address for a rail",
+                    "use a private unicast address, for example of 10.0.0.0/8",
+                )
+            )
+        elif not interface.ip.is_private and cluster.nodes[end.rank].addresses is not None:
+            findings.append(
+                Finding(
+                    "topology.address-public",
+                    path,
+                    f"{who}: {interface.ip} is a public address",
+                    "prefer a range of RFC 1918",
+                    "warning",
+                )
+            )
     for rank, node in enumerate(cluster.nodes):
         own = sorted((key, value) for key, value in table.items() if key[0].rank == rank)
         for (key, one), (other_key, two) in combinations(own, 2):
@@ -206,7 +225,7 @@ def _check_subnets(cluster: Cluster, cables: list[Cable], table: _Table) -> list
                         "give every netdev of a node its own /24",
                     )
                 )
-    if findings:
+    if errors(findings):
         return findings
     groups = _groups(cables)
     for group in groups:
@@ -234,7 +253,7 @@ def _check_subnets(cluster: Cluster, cables: list[Cable], table: _Table) -> list
                 )
     for left, right in combinations(groups, 2):
         first, second = table[left[0]].network, table[right[0]].network
-        if first.overlaps(second) and not findings:
+        if first.overlaps(second) and not errors(findings):
             findings.append(
                 Finding(
                     "topology.subnet-used-twice",
@@ -299,6 +318,17 @@ def _rail(end: End, index: int, twin: Twin, table: _Table, cables: list[Cable]) 
     )
     return Rail(
         end.rank, end.cage, index, twin.netdev, twin.rdma, twin.pci, table[end, index], peers
+    )
+
+
+def _usable(address: ipaddress.IPv4Address) -> bool:
+    """Tell whether a rail can have the address: unicast, not of this host, not reserved."""
+    return not (
+        address.is_loopback
+        or address.is_multicast
+        or address.is_link_local
+        or address.is_reserved
+        or address.packed[0] == 0
     )
 
 

@@ -253,7 +253,7 @@ BAD_FILES = [
     (b"a:\n\tb: 1\n", "[yaml.tab]"),
     (b"\xff", "[yaml.not-utf8]"),
     (b"version: 1\nversion: 1\n", "[yaml.duplicate-key]"),
-    (b"x" * (10 << 20), "[yaml.too-large]"),
+    (b"x" * (10 << 20), "[file.too-large]"),
     (b"- a\n", "[schema.type]"),
 ]
 
@@ -269,10 +269,68 @@ def test_bad_files_end_with_2_and_a_place(run, tmp_path, command, raw, rule):
 
 
 def test_a_file_that_is_not_there_or_a_folder(run):
-    for target in ("nowhere.yaml", "."):
+    for target, words in (("nowhere.yaml", "there is no cluster file"), (".", "Is a directory")):
         result = run("check", target)
         assert result.status == 2
-        assert "cannot read" in result.err
+        assert words in result.err
+
+
+def test_pipes_and_devices_are_refused_at_once(run, tmp_path, example):
+    path = example("single-spark")
+    os.mkfifo(tmp_path / "pipe")
+    for target in ("pipe", "/dev/zero"):
+        assert "no regular file" in run("check", target).err
+        assert "no regular file" in run("show", "spark1", "-p", target).err
+    path.write_text(path.read_text().replace("profile: single-dev", "profile: ./pipe"))
+    assert "no regular file" in run("check").err
+
+
+def test_output_follows_links_keeps_modes_and_spares_devices(run, example, tmp_path):
+    example("single-spark")
+    real = tmp_path / "real.json"
+    real.write_text("old")
+    real.chmod(0o600)
+    (tmp_path / "link.json").symlink_to(real)
+    assert run("render", "-q", "-o", "link.json").status == 0
+    assert (tmp_path / "link.json").is_symlink()
+    assert real.read_text().startswith("{")
+    assert real.stat().st_mode & 0o777 == 0o600
+    assert run("topology", "-o", "/dev/null").status == 0
+    assert Path("/dev/null").is_char_device()
+    assert run("topology", "-o", "-").out.startswith("<svg")
+    assert run("render", "--check", "-o", "-").status == 2
+
+
+def test_line_ends_make_a_lock_stale(run, example, tmp_path):
+    example("single-spark")
+    run("render", "-q")
+    lock = tmp_path / "cluster.lock.json"
+    lock.write_bytes(lock.read_bytes().replace(b"\n", b"\r\n"))
+    assert run("render", "--check").status == 1
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_of_another_encoding_gets_an_answer(example, tmp_path, encoding):
+    path = example("three-spark-triangle")
+    for command in ("check", "topology"):
+        done = subprocess.run(
+            [sys.executable, "-m", "spark_appliance", command, str(path)],
+            env={"PATH": os.defpath, "PYTHONIOENCODING": encoding},
+            cwd=tmp_path,
+            capture_output=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+
+
+def test_a_full_disk_and_a_closed_pipe_are_no_tracebacks(example, tmp_path):
+    path = example("three-spark-triangle")
+    script = f"{sys.executable} -m spark_appliance topology {path}"
+    for tail in ("> /dev/full", "| head -c 1"):
+        done = subprocess.run(
+            ["sh", "-c", f"{script} {tail}"], capture_output=True, cwd=tmp_path, check=False
+        )
+        assert b"Traceback" not in done.stderr, done.stderr
 
 
 def test_own_profile_by_path(run, example, tmp_path):

@@ -13,7 +13,7 @@ from doctor_root import header, receipt
 from spark_appliance.doctor.document import Document
 from spark_appliance.doctor.registry import Answer, Bandwidth, Facts
 from spark_appliance.errors import Problem
-from spark_appliance.render.units import ENGINE, NFS_SERVER
+from spark_appliance.names import ENGINE, NFS_SERVER
 
 GIB = 1 << 30
 NODE = "spark2"

@@ -11,7 +11,7 @@ from spark_appliance.doctor.evaluate import evaluate
 from spark_appliance.doctor.registry import CHECKS, Answer, Facts
 from spark_appliance.doctor.result import Result
 from spark_appliance.model.plan import NcclLibrary, Plan
-from spark_appliance.render.units import ENGINE
+from spark_appliance.names import ENGINE
 
 LEVELS = ("config", "probe", "deep")
 

@@ -22,7 +22,7 @@ from doctor_ssh import FakeSsh
 from spark_appliance.cli.doctor import doctor
 from spark_appliance.doctor.registry import CHECKS, Facts
 from spark_appliance.doctor.report import Report
-from spark_appliance.render.units import ENGINE
+from spark_appliance.names import ENGINE
 
 TRIANGLE = EXAMPLES / "three-spark-triangle"
 

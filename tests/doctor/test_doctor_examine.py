@@ -24,7 +24,7 @@ from spark_appliance.doctor.registry import Facts
 from spark_appliance.doctor.request import request, tables
 from spark_appliance.errors import InputError
 from spark_appliance.model.plan import Plan
-from spark_appliance.render.units import ENGINE
+from spark_appliance.names import ENGINE
 
 
 def test_the_request_names_what_the_plan_has(plan: Plan):

@@ -10,7 +10,8 @@ stdin, JSON::
 stdout, JSON::
 
     {"engine": {"sglang": VERSION, "torch": VERSION, "python": VERSION},
-     "flags": [every flag of the parser without its dashes, sorted; empty without argvs],
+     "flags": [a line for every flag of the parser, see `Judge.flags`; empty without argvs],
+     "variables": [every SGLANG_* name that the engine reads; empty without argvs],
      "argvs": {NAME: {"error": null or text,
                       "values": {dest: value that this argv sets},
                       "options": [{"flag": "--tp", "dest": "tp_size", "value": 4}, ...],
@@ -120,9 +121,20 @@ class Judge:
         return {"flag": flag.split("=", 1)[0], "dest": dest, "value": value}
 
     def flags(self) -> list[str]:
-        """Return every long flag that the parser knows, without its dashes."""
-        strings = (flag for action in self._parser._actions for flag in action.option_strings)
-        return sorted(flag[2:] for flag in strings if flag.startswith("--"))
+        """Return a line for every long flag: its name, what it takes, its choices.
+
+        ``switch`` takes nothing, ``many`` one or more values, the others one.
+        """
+        lines = []
+        for action in self._parser._actions:
+            kind = _kind(action)
+            choices = "|".join(map(str, action.choices)) if action.choices else ""
+            lines += [
+                f"{flag[2:]} {kind} {choices}".rstrip()
+                for flag in action.option_strings
+                if flag.startswith("--") and not isinstance(action, argparse._HelpAction)
+            ]
+        return sorted(lines)
 
     def verdict(self, argv: Sequence[str]) -> dict[str, Any]:
         """Return the verdict on one argument list, as described at the top of this file."""
@@ -147,6 +159,15 @@ class Judge:
             option["flag"] for option in verdict["options"] if count[option["dest"]] > 1
         ]
         return verdict
+
+
+def _kind(action: argparse.Action) -> str:
+    if action.nargs == 0 or action.const is not None:
+        return "switch"
+    if action.nargs in ("+", "*"):
+        return "many"
+    name = getattr(action.type, "__name__", "str")
+    return {"int": "int", "human_readable_int": "int", "float": "float"}.get(name, "text")
 
 
 class Environ:
@@ -193,6 +214,11 @@ class Environ:
             for path in sorted(self._source.rglob("*.py"))
         }
         return {file: text for file, text in texts.items() if VARIABLE_PREFIX in text}
+
+    def names(self) -> list[str]:
+        """Return every variable of the engine's that is alive, declared or read elsewhere."""
+        read = {name for text in self._sources.values() for name, _ in variables_read(text)}
+        return sorted({*self._declared, *read} - {*self._deprecated})
 
     def _read_at(self, name: str) -> str | None:
         """Return the first "file:line" where the engine reads ``name`` without the registry."""
@@ -293,6 +319,7 @@ def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
             "python": platform.python_version(),
         },
         "flags": judge.flags() if judge else [],
+        "variables": environ.names() if judge else [],
         "argvs": {name: judge.verdict(argv) for name, argv in argvs.items()} if judge else {},
         "environments": {
             name: {variable: environ.verdict(variable, value) for variable, value in env.items()}

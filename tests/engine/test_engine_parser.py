@@ -6,7 +6,7 @@ import pytest
 from engine_venv import ENGINE, Engine, refusal
 from rendered import published_command, rendered, same_value, split_stated
 
-from spark_appliance.model.flags import known_flags
+from spark_appliance.model.flags import FLAGS, VARIABLES
 from spark_appliance.render.plan import ENGINE as PLANNED
 
 pytestmark = pytest.mark.engine
@@ -106,9 +106,10 @@ def wrong(engine):
     return engine.judge({**argvs, "no model": ["--tp", "4"]})["argvs"]
 
 
-def test_the_bundled_list_of_flags_is_the_parsers(engine):
+def test_the_bundled_lists_are_the_engines(engine):
     answer = engine.judge({"any": ["--model-path", "/model"]})
-    assert answer["flags"] == sorted(known_flags())
+    assert answer["flags"] == FLAGS.read_text().splitlines()
+    assert answer["variables"] == VARIABLES.read_text().splitlines()
 
 
 @pytest.mark.parametrize(("extra", "message"), WRONG.items())

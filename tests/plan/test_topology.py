@@ -117,6 +117,34 @@ BROKEN: list[tuple[str, dict[str, Any], str]] = [
         "topology.prefix",
     ),
     (
+        "prefix reserved",
+        changed(document(), "topology", "prefix", to="240.0.0.0/16"),
+        "topology.prefix",
+    ),
+    ("multicast address", address("224.0.0.1/24"), "topology.address-unusable"),
+    ("loopback address", address("127.0.1.1/24"), "topology.address-unusable"),
+    (
+        "head on loopback",
+        changed(document(), "nodes", 0, "address", to="127.0.0.1"),
+        "nodes.address-unreachable",
+    ),
+    (
+        "rail as management interface",
+        changed(document(), "nodes", 0, "lan_interface", to="enp1s0f0np0"),
+        "nodes.lan-interface",
+    ),
+    (
+        "Engram rows inside the checkpoint",
+        changed(
+            document(),
+            "nodes",
+            0,
+            "engram",
+            to={"directory": "/models/DeepSeek-V4.1-Flash/engram"},
+        ),
+        "engram.inside-checkpoint",
+    ),
+    (
         "prefix loopback",
         changed(document(), "topology", "prefix", to="127.0.0.0/16"),
         "topology.prefix",

@@ -67,6 +67,7 @@ typedef struct {
 } se_stats;
 
 typedef struct se_store se_store;
+typedef struct se_queue se_queue;
 typedef struct se_job se_job;
 
 SE_EXPORT uint32_t se_abi_version(void);
@@ -106,19 +107,26 @@ SE_EXPORT int se_store_gather(se_store *store, const int64_t *ids, uint64_t n, u
 
 SE_EXPORT void se_store_stats(const se_store *store, se_stats *out);
 
-/* A gather with fixed arguments. All pointers must stay valid until se_job_free. With
+/* A thread that does started jobs one after the other. One queue for the stores of one drive
+ * gives the lookup that is needed first the whole drive. NULL: no thread could be started. */
+SE_EXPORT se_queue *se_queue_new(void);
+/* No job of this queue may be started or waited for. */
+SE_EXPORT void se_queue_free(se_queue *queue);
+
+/* A gather with fixed arguments; queue may be NULL for a job that is only run, never started.
+ * All pointers must stay valid until se_job_free. With
  * abort_on_error a failed read ends the process (SIGABRT) after one line on stderr: inside a
  * CUDA graph there is no caller to report to, and wrong rows must not be used. */
-SE_EXPORT se_job *se_job_new(se_store *store, const int64_t *ids, uint64_t n, uint8_t *weights,
-                             uint8_t *scales, int abort_on_error);
+SE_EXPORT se_job *se_job_new(se_store *store, se_queue *queue, const int64_t *ids, uint64_t n,
+                             uint8_t *weights, uint8_t *scales, int abort_on_error);
 /* The job must not be running, started or waited for. */
 SE_EXPORT void se_job_free(se_job *job);
 
 /* Callbacks for cudaLaunchHostFunc / cuLaunchHostFunc; job is a se_job *. They make no CUDA
  * call, allocate nothing, enter no interpreter.
  *
- * se_job_run reads before it returns. se_job_start hands the job to the store's own thread and
- * returns at once; se_job_wait returns when every start of the job has been read. CUDA runs
+ * se_job_run reads before it returns. se_job_start hands the job to its queue and returns at
+ * once; se_job_wait returns when every start of the job has been read. CUDA runs
  * host functions of all streams on one thread, and NCCL needs it for each collective of a
  * graph, so a read that is to overlap with computation must not sit on that thread. */
 SE_EXPORT void se_job_run(void *job);

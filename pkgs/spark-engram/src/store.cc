@@ -115,23 +115,7 @@ struct se_store final : Sink {
   Histogram batch_latency;
   Histogram read_latency;
 
-  // Jobs handed over by se_job_start, oldest first.
-  std::mutex queue_mutex;
-  std::condition_variable queue_changed;
-  std::array<se_job*, 8> queue{};
-  size_t queued = 0;
-  bool stopping = false;
-  std::thread worker;  // started with the first job
-
   ~se_store() override {
-    if (worker.joinable()) {
-      {
-        const std::lock_guard<std::mutex> lock(queue_mutex);
-        stopping = true;
-      }
-      queue_changed.notify_all();
-      worker.join();
-    }
     reader.reset();
     if (fd >= 0) close(fd);
   }
@@ -242,36 +226,68 @@ struct se_job {
   }
 
   se_store* store;
+  se_queue* queue;
   const int64_t* ids;
   uint64_t n;
   uint8_t* weights;
   uint8_t* scales;
   bool abort_on_error;
   std::atomic<int> status{SE_OK};
-  // Guarded by the store's queue_mutex.
+  // Guarded by the queue's mutex.
   uint64_t started = 0;
   uint64_t finished = 0;
 };
 
-namespace {
+struct se_queue {
+  se_queue() : worker([this] { work(); }) {}
 
-void work(se_store& store) {
-  std::unique_lock<std::mutex> lock(store.queue_mutex);
-  while (true) {
-    store.queue_changed.wait(lock, [&] { return store.stopping || store.queued > 0; });
-    if (store.stopping) return;
-    se_job* job = store.queue[0];
-    lock.unlock();
-    job->run();
-    lock.lock();
-    std::copy(store.queue.begin() + 1, store.queue.end(), store.queue.begin());
-    --store.queued;
-    ++job->finished;
-    store.queue_changed.notify_all();
+  ~se_queue() {
+    {
+      const std::lock_guard<std::mutex> lock(mutex);
+      stopping = true;
+    }
+    changed.notify_all();
+    worker.join();
   }
-}
 
-}  // namespace
+  void start(se_job* job) {
+    std::unique_lock<std::mutex> lock(mutex);
+    changed.wait(lock, [&] { return waiting < jobs.size(); });
+    jobs[waiting++] = job;
+    ++job->started;
+    changed.notify_all();
+  }
+
+  void wait(se_job* job) {
+    std::unique_lock<std::mutex> lock(mutex);
+    const uint64_t until = job->started;
+    changed.wait(lock, [&] { return job->finished >= until; });
+  }
+
+ private:
+  void work() {
+    std::unique_lock<std::mutex> lock(mutex);
+    while (true) {
+      changed.wait(lock, [&] { return stopping || waiting > 0; });
+      if (stopping) return;
+      se_job* job = jobs[0];
+      std::copy(jobs.begin() + 1, jobs.end(), jobs.begin());
+      --waiting;
+      lock.unlock();
+      job->run();
+      lock.lock();
+      ++job->finished;
+      changed.notify_all();
+    }
+  }
+
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::array<se_job*, 16> jobs{};  // oldest first; fixed, as starting must not allocate
+  size_t waiting = 0;
+  bool stopping = false;
+  std::thread worker;  // last: it uses the members above
+};
 
 namespace {
 
@@ -399,18 +415,22 @@ void se_store_stats(const se_store* store, se_stats* out) {
   }
 }
 
-se_job* se_job_new(se_store* store, const int64_t* ids, uint64_t n, uint8_t* weights,
-                   uint8_t* scales, int abort_on_error) {
-  if (!store->worker.joinable()) {
-    try {
-      store->worker = std::thread([store] { work(*store); });
-    } catch (const std::system_error&) {
-      return nullptr;
-    }
+se_queue* se_queue_new(void) {
+  try {
+    return new (std::nothrow) se_queue;
+  } catch (const std::system_error&) {
+    return nullptr;
   }
+}
+
+void se_queue_free(se_queue* queue) { delete queue; }
+
+se_job* se_job_new(se_store* store, se_queue* queue, const int64_t* ids, uint64_t n,
+                   uint8_t* weights, uint8_t* scales, int abort_on_error) {
   auto* job = new (std::nothrow) se_job;
   if (job == nullptr) return nullptr;
   job->store = store;
+  job->queue = queue;
   job->ids = ids;
   job->n = n;
   job->weights = weights;
@@ -425,19 +445,12 @@ void se_job_run(void* data) { static_cast<se_job*>(data)->run(); }
 
 void se_job_start(void* data) {
   auto* job = static_cast<se_job*>(data);
-  se_store& store = *job->store;
-  std::unique_lock<std::mutex> lock(store.queue_mutex);
-  store.queue_changed.wait(lock, [&] { return store.queued < store.queue.size(); });
-  store.queue[store.queued++] = job;
-  ++job->started;
-  store.queue_changed.notify_all();
+  job->queue->start(job);
 }
 
 void se_job_wait(void* data) {
   auto* job = static_cast<se_job*>(data);
-  std::unique_lock<std::mutex> lock(job->store->queue_mutex);
-  const uint64_t until = job->started;
-  job->store->queue_changed.wait(lock, [&] { return job->finished >= until; });
+  job->queue->wait(job);
 }
 
 int se_job_status(const se_job* job) { return job->status.load(std::memory_order_relaxed); }

@@ -23,6 +23,8 @@ namespace spark_engram {
 namespace {
 
 constexpr unsigned kSqpollIdleMs = 2000;
+// One in flight, one being delivered.
+constexpr size_t kBuffersPerRead = 2;
 
 class UringReader final : public Reader {
  public:
@@ -62,13 +64,15 @@ class UringReader final : public Reader {
       *reason = std::string("io_uring refused to register the file: ") + std::strerror(-error);
       return false;
     }
+    depth_ = options.depth;
     slot_bytes_ = options.max_run_pages * kPage;
-    buffer_ = allocate_aligned(options.depth * slot_bytes_);
+    const size_t slots = kBuffersPerRead * depth_;
+    buffer_ = allocate_aligned(slots * slot_bytes_);
     if (buffer_ == nullptr) {
       *reason = "no memory for read buffers";
       return false;
     }
-    const iovec whole{buffer_.get(), options.depth * slot_bytes_};
+    const iovec whole{buffer_.get(), slots * slot_bytes_};
     error = io_uring_register_buffers(&ring_, &whole, 1);
     fixed_buffers_ = error == 0;
     if (!fixed_buffers_) {
@@ -76,9 +80,10 @@ class UringReader final : public Reader {
       *reason = std::string("read buffers are not registered: ") + std::strerror(-error) +
                 " (raise the memlock limit)";
     }
-    slots_.resize(options.depth);
-    free_.reserve(options.depth);
-    for (uint32_t i = 0; i < options.depth; ++i) free_.push_back(i);
+    slots_.resize(slots);
+    complete_.reserve(slots);
+    free_.reserve(slots);
+    for (uint32_t i = 0; i < slots; ++i) free_.push_back(i);
     return true;
   }
 
@@ -88,30 +93,37 @@ class UringReader final : public Reader {
     Failure failure = broken_;
     size_t next = 0;
     size_t in_flight = 0;
-    while (in_flight > 0 || (next < count && failure.status == SE_OK)) {
-      while (next < count && !free_.empty() && failure.status == SE_OK) {
-        const uint32_t index = free_.back();
-        if (!start(index, runs[next])) break;
+    while (in_flight > 0 || !complete_.empty() || (next < count && failure.status == SE_OK)) {
+      // New reads go out before finished ones are looked at, so that the drive never waits.
+      while (next < count && in_flight < depth_ && !free_.empty() && failure.status == SE_OK) {
+        if (!start(free_.back(), runs[next])) break;
         free_.pop_back();
         ++next;
         ++in_flight;
       }
-      const int submitted = io_uring_submit_and_wait(&ring_, 1);
+      const int submitted = complete_.empty() ? io_uring_submit_and_wait(&ring_, 1)
+                                              : io_uring_submit(&ring_);
       if (submitted < 0 && submitted != -EINTR && submitted != -EAGAIN && submitted != -EBUSY) {
         // The ring itself failed. Reads may still be in flight: they write to our buffers, which
         // outlive this call, but their completions must not be taken for those of a later batch.
         broken_ = {SE_SYSTEM, -submitted, next < count ? runs[next].page : 0};
         return broken_;
       }
+      for (const uint32_t index : complete_) {
+        deliver(index, failure, sink);
+        free_.push_back(index);
+      }
+      complete_.clear();
       unsigned head = 0;
       unsigned reaped = 0;
       io_uring_cqe* completion = nullptr;
       io_uring_for_each_cqe(&ring_, head, completion) {
         ++reaped;
         const auto index = static_cast<uint32_t>(io_uring_cqe_get_data64(completion));
-        if (finish(index, completion->res, failure, sink, latency)) {
-          free_.push_back(index);
-          --in_flight;
+        switch (take(index, completion->res, failure, latency)) {
+          case Next::kAgain: break;
+          case Next::kDeliver: complete_.push_back(index); --in_flight; break;
+          case Next::kDrop: free_.push_back(index); --in_flight; break;
         }
       }
       io_uring_cq_advance(&ring_, reaped);
@@ -152,36 +164,45 @@ class UringReader final : public Reader {
     return true;
   }
 
-  // Whether the slot is free again.
-  bool finish(uint32_t index, int result, Failure& failure, Sink& sink, Histogram& latency) {
+  enum class Next { kAgain, kDeliver, kDrop };
+
+  // What to do with a slot after a completion.
+  Next take(uint32_t index, int result, Failure& failure, Histogram& latency) {
     Slot& slot = slots_[index];
     const auto fail = [&](int status, int error, uint64_t page) {
       if (failure.status == SE_OK) failure = {status, error, page};
-      return true;
+      return Next::kDrop;
     };
     if (result == -EINTR || result == -EAGAIN) {
-      return submit(index) ? false : fail(SE_SYSTEM, -result, slot.run.page);
+      return submit(index) ? Next::kAgain : fail(SE_SYSTEM, -result, slot.run.page);
     }
     if (result < 0) return fail(SE_SYSTEM, -result, slot.run.page);
     if (result == 0) return fail(SE_SHORT, 0, slot.run.page + slot.done / kPage);
     slot.done += static_cast<uint32_t>(result);
     if (slot.done < slot.run.pages * kPage) {
-      return submit(index) ? false : fail(SE_SHORT, 0, slot.run.page + slot.done / kPage);
+      return submit(index) ? Next::kAgain
+                           : fail(SE_SHORT, 0, slot.run.page + slot.done / kPage);
     }
     latency.add(microseconds_since(slot.started));
-    if (failure.status != SE_OK) return true;
+    return failure.status == SE_OK ? Next::kDeliver : Next::kDrop;
+  }
+
+  void deliver(uint32_t index, Failure& failure, Sink& sink) {
+    if (failure.status != SE_OK) return;
     uint64_t page = 0;
-    const int status = sink.deliver(slot.run, buffer_.get() + index * slot_bytes_, &page);
-    return status == SE_OK ? true : fail(status, 0, page);
+    const int status = sink.deliver(slots_[index].run, buffer_.get() + index * slot_bytes_, &page);
+    if (status != SE_OK) failure = {status, 0, page};
   }
 
   io_uring ring_{};
   bool ready_ = false;
   bool fixed_buffers_ = false;
   Failure broken_;  // once set, every later batch fails with it
+  size_t depth_ = 0;
   size_t slot_bytes_ = 0;
   AlignedBuffer buffer_;
   std::vector<Slot> slots_;
+  std::vector<uint32_t> complete_;  // read, not yet delivered
   std::vector<uint32_t> free_;
 };
 

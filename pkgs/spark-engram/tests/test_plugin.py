@@ -1,5 +1,6 @@
 """The plugin inside the engine's real Engram code, on the CPU, in a fresh process each."""
 
+import json
 import os
 import subprocess
 import sys
@@ -117,41 +118,68 @@ config = Path(os.environ["MODEL"]) / "config.json"
 config.write_text(config.read_text() + " ")
 """
 TWO_PLACES = "exclude each other"
+REFUSED = {
+    "other tp": ({}, "engine.parallel.tp_size = 4", "engram-l1-r1of4.bin: missing; the folder"),
+    "foreign file": ({}, FOREIGN, "rank is 0, needed 2"),
+    "other revision": (
+        {"SPARK_ENGRAM_REVISION": "other"}, "", f"revision is '{REVISION}', needed 'other'",
+    ),
+    "other config": ({}, OTHER_CONFIG, "config_sha256 is"),
+    "host table": ({"SGLANG_ENABLE_DSV41_ENGRAM_HOST_TABLE": "1"}, "", TWO_PLACES),
+    "peer shards": ({"SGLANG_OPT_DSV41_ENGRAM_PEER_SHARDS": "1"}, "", TWO_PLACES),
+    "no mmap": (
+        {}, "engine.model.weight_loader_disable_mmap = True",
+        "--weight-loader-disable-mmap would read the whole Engram tables",
+    ),
+    "eager loader": (
+        {}, "engine.model.load_format = 'fastsafetensors'", "--load-format fastsafetensors",
+    ),
+    "backend": ({"SPARK_ENGRAM_BACKEND": "aio"}, "", "must be one of auto, io_uring, pread"),
+}  # fmt: skip
+EACH = """
+import json, shutil, tempfile
+# The imports are the slow part: every case is a fork of the process that has them.
+for name, (environment, setup, _) in json.loads(os.environ["CASES"]).items():
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        os.dup2(writer, 2)
+        os.dup2(writer, 1)
+        private = Path(tempfile.mkdtemp(dir=os.environ["SCRATCH"]))
+        for variable in ("SPARK_ENGRAM_DIR", "MODEL"):
+            os.environ[variable] = str(shutil.copytree(os.environ[variable], private / variable))
+        engine.model.model_path = os.environ["MODEL"]
+        os.environ.update(environment)
+        exec(setup)
+        load_plugins()
+        try:
+            embedding()
+            last = "STARTED"
+        except BaseException as error:
+            last = f"{type(error).__name__}: {error}"
+        os.write(writer, ("\\n" + last).encode())
+        os._exit(0)
+    os.close(writer)
+    os.wait()
+    with os.fdopen(reader) as stream:
+        print("RESULT", json.dumps([name, stream.read().splitlines()[-1]]), flush=True)
+"""
 
 
-@pytest.mark.parametrize(
-    ("environment", "setup", "message"),
-    [
-        ({}, "engine.parallel.tp_size = 4", "engram-l1-r1of4.bin: missing; the folder holds"),
-        ({}, FOREIGN, "rank is 0, needed 2"),
-        ({"SPARK_ENGRAM_REVISION": "other"}, "", f"revision is '{REVISION}', needed 'other'"),
-        ({}, OTHER_CONFIG, "config_sha256 is"),
-        ({"SGLANG_ENABLE_DSV41_ENGRAM_HOST_TABLE": "1"}, "", TWO_PLACES),
-        ({"SGLANG_OPT_DSV41_ENGRAM_PEER_SHARDS": "1"}, "", TWO_PLACES),
-        (
-            {},
-            "engine.model.weight_loader_disable_mmap = True",
-            "--weight-loader-disable-mmap would read the whole Engram tables",
-        ),
-        ({}, "engine.model.load_format = 'fastsafetensors'", "--load-format fastsafetensors"),
-        ({"SPARK_ENGRAM_BACKEND": "aio"}, "", "must be one of auto, io_uring, pread"),
-    ],
-)
-def test_a_start_that_must_not_happen_does_not(
-    root, model, served, tmp_path, environment, setup, message
-):
-    import dataclasses
-    import shutil
+@pytest.fixture(scope="module")
+def refusals(root, model, served, tmp_path_factory):
+    done = engine(
+        root, model, EACH, CASES=json.dumps(REFUSED), SPARK_ENGRAM_DIR=str(served),
+        SCRATCH=str(tmp_path_factory.mktemp("cases")),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = [line[7:] for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    return dict(json.loads(line) for line in lines)
 
-    folder, checkpoint = tmp_path / "served", tmp_path / "ckpt"
-    shutil.copytree(served, folder)
-    shutil.copytree(model.folder, checkpoint)
-    private = dataclasses.replace(model, folder=checkpoint)
-    code = f"{setup}\nload_plugins()\nembedding()\nprint('STARTED')"
-    done = engine(root, private, code, SPARK_ENGRAM_DIR=str(folder), **environment)
-    assert done.returncode != 0
-    assert "STARTED" not in done.stdout
-    assert message in done.stderr.splitlines()[-1], done.stderr
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_start_that_must_not_happen_does_not(refusals, name):
+    assert REFUSED[name][2] in refusals[name]
+    assert refusals[name].startswith(("MismatchError: ", "UsageError: "))
 
 
 def test_a_swallowed_plugin_error_still_stops_the_start(root, model, served):

@@ -50,3 +50,25 @@ def test_the_core_is_clean(selftest, backend, tmp_path):
     if "io_uring refused" in done.stderr:
         pytest.skip("this kernel or container refuses io_uring")
     assert (done.returncode, done.stdout) == (0, "OK\n"), done.stderr[-4000:]
+
+
+def test_fuzzing_the_row_pages_finds_nothing(tmp_path):
+    for tool in ("cmake", "ninja", "clang++"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"needs {tool} to build the libFuzzer target")
+    configure = [
+        "cmake", "-S", str(PACKAGE), "-B", str(tmp_path), "-G", "Ninja",
+        "-DCMAKE_C_COMPILER=clang", "-DCMAKE_CXX_COMPILER=clang++", "-DSPARK_ENGRAM_FUZZ=ON",
+        "-DSPARK_ENGRAM_SANITIZE=address,undefined",
+    ]  # fmt: skip
+    make = ["cmake", "--build", str(tmp_path), "--target", "spark_engram_fuzz", "-j", "2"]
+    for argv in (configure, make):
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        if "libclang_rt" in done.stderr + done.stdout:
+            pytest.skip("needs clang's sanitizer runtime (Debian: libclang-rt-14-dev)")
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    done = subprocess.run(
+        [str(tmp_path / "spark_engram_fuzz"), "-runs=30000", "-max_len=12288", "-seed=1"],
+        capture_output=True, text=True, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from spark_engram import metrics, native, receipt
 from spark_engram.errors import MismatchError, ReadError, UsageError
 from spark_engram.fake import FakeSpec
-from spark_engram.job import Job
+from spark_engram.job import Job, Queue
 from spark_engram.store import RowStore, StoreOptions
 
 BACKENDS = [
@@ -233,7 +233,9 @@ def test_a_job_fills_its_staging(backend, packed_file, truth):
     ids = np.array([owned.start, owned.end - 1, owned.start], np.int64)
     staging = np.zeros((3, 256), np.uint8), np.zeros((3, 8), np.uint8)
     with RowStore(packed_file, options(backend)) as store:
-        job = Job(store, ids.ctypes.data, 3, staging[0].ctypes.data, staging[1].ctypes.data)
+        queue = Queue()
+        addresses = (staging[0].ctypes.data, staging[1].ctypes.data)
+        job = Job(store, ids.ctypes.data, 3, *addresses, queue=queue)
         job.run()
         assert np.array_equal(staging[0], weights[ids])
         ids[:] = owned.start + 7  # a graph replay changes the ids in place
@@ -246,20 +248,21 @@ def test_a_job_fills_its_staging(backend, packed_file, truth):
         assert np.array_equal(staging[0], weights[ids])
         assert not job.failed
         job.free()
+        queue.close()
 
 
 JOB = """
 import sys
 import numpy as np
 from pathlib import Path
-from spark_engram.job import Job
+from spark_engram.job import Job, Queue
 from spark_engram.store import RowStore, StoreOptions
 store = RowStore(Path(sys.argv[1]), StoreOptions(backend=sys.argv[2], threads=4))
 start = store.identity.row_start
 ids = np.arange(start, start + 100, dtype=np.int64)
 w, s = np.zeros((100, 256), np.uint8), np.zeros((100, 8), np.uint8)
 job = Job(store, ids.ctypes.data, 100, w.ctypes.data, s.ctypes.data,
-          abort_on_error=sys.argv[3] == "abort")
+          queue=Queue(), abort_on_error=sys.argv[3] == "abort")
 if sys.argv[4] == "run":
     job.run()
 else:

@@ -3,7 +3,8 @@
 SGLang's `load_plugins` logs exceptions of a plugin and goes on, and `HookRegistry.apply_hooks`
 does the same for a hook that does not fit. Either would leave an engine that only looks padded.
 So every failure here is a `SystemExit`, which `except Exception` does not catch, and the hooks are
-applied and looked at before this function returns.
+put in place and looked at before this function returns. They do not go through `apply_hooks`,
+which takes each target once: hooks of another plugin on the same target would be left out.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ logger = logging.getLogger("spark_tp_pad")
 
 #: Engine versions whose sources the rules were read from.
 SUPPORTED_ENGINES: Final = ("0.5.23",)
+
+_MARK: Final = "_spark_tp_pad"
 
 
 @dataclass(frozen=True)
@@ -104,18 +107,29 @@ def check_hook(hook: Hook) -> None:
         )
 
 
-def check_applied(hook: Hook, registry: Any) -> None:
-    """Make sure that the engine's registry really put the wrapper in place.
+def apply_hook(hook: Hook, plugins: Any) -> None:
+    """Wrap the function, once, with `plugins`, the engine's module of hooks.
 
     Raises:
-        StartRefused: it did not.
-
+        StartRefused: the wrapper is not in place afterwards.
     """
     owner, attribute = _resolve(hook.target)
-    if hook.target not in registry._patched or not hasattr(
-        getattr(owner, attribute), "__wrapped__"
-    ):
-        raise StartRefused(f"tp-pad: SGLang did not apply the hook on {hook.target}")
+    if hasattr(getattr(owner, attribute), _MARK):
+        return
+    source = plugins.HookSource("spark_tp_pad", "spark-tp-pad")
+    try:
+        plugins.HookRegistry._apply_target(
+            hook.target, [(plugins.HookType.AROUND, hook.wrapper, source)]
+        )
+        wrapped = getattr(owner, attribute)
+        if wrapped.__wrapped__ is None:
+            raise AttributeError("nothing is wrapped")
+        # Wrappers of other plugins copy the mark, so it is found again below them.
+        setattr(wrapped, _MARK, True)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise StartRefused(
+            f"tp-pad: SGLang did not apply the hook on {hook.target}: {error}"
+        ) from error
 
 
 def register() -> None:
@@ -135,11 +149,8 @@ def register() -> None:
             f"{', '.join(SUPPORTED_ENGINES)} and may not fit another version"
         )
     plugins = import_module("sglang.srt.plugins.hook_registry")
-    registry = plugins.HookRegistry
     for hook in HOOKS:
         check_hook(hook)
-        registry.register(hook.target, hook.wrapper, plugins.HookType.AROUND)
-    registry.apply_hooks()
     for hook in HOOKS:
-        check_applied(hook, registry)
+        apply_hook(hook, plugins)
     logger.info("tp-pad: active")

@@ -18,10 +18,10 @@ from typing import Any, Final, Literal
 #: The plan sets this variable to "1" on every rank that has to pad.
 ACTIVATION_VARIABLE: Final = "SPARK_TP_PAD"
 
-#: Query heads of one rank that the SM120 sparse-MLA decode kernels are built for
-#: (flashinfer 0.7.2 `mla/_sparse_mla_sm120.py`; the same list stands in SGLang
-#: `models/deepseek_v4_dspark.py`, `DSparkAttention.forward`). Any other count makes the engine
-#: compute 64 heads.
+#: Query heads of one rank that the SM120 sparse-MLA decode kernels are specialised for
+#: (flashinfer 0.7.2 `mla/_sparse_mla_sm120/_policy.py`, `dedicated_heads`). SGLang takes these as
+#: they are (`flash_mla_sm120.py`, `flashinfer_dsv4_decode_supports_num_heads`) and computes 64
+#: heads for any other count.
 KERNEL_HEAD_COUNTS: Final = (8, 16, 32, 64, 128)
 
 #: Rows of one rank's routed experts come in this unit: `mxfp4_flashinfer_cutlass_moe.py`,

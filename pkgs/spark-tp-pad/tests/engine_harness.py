@@ -8,7 +8,8 @@ copied here; the tests that use this skip by name when the wheel is not installe
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,12 @@ DTYPES = {
 
 
 def require_engine() -> None:
-    """Skip, by name, unless the wheel and its imports are there."""
+    """Skip, by name, unless the wheel and its imports are there.
+
+    With SPARK_ENGINE_REQUIRED=1, as in CI, a missing engine is a failure instead.
+    """
+    required = os.environ.get("SPARK_ENGINE_REQUIRED") == "1"
+    give_up = pytest.fail if required else pytest.skip
     _let_torchvision_import()
     reason = (
         "needs the sglang 0.5.23 wheel (pip install --no-deps) and the imports of "
@@ -42,15 +48,21 @@ def require_engine() -> None:
         import sglang.srt.models.deepseek_v4
         import sglang.srt.models.deepseek_v4_dspark
     except ImportError as error:
-        pytest.skip(reason + str(error))
+        give_up(reason + str(error))
     if getattr(sglang, "__version__", "") != "0.5.23":
-        pytest.skip(reason + f"found version {getattr(sglang, '__version__', 'unknown')}")
+        give_up(reason + f"found version {getattr(sglang, '__version__', 'unknown')}")
 
 
 def _let_torchvision_import() -> None:
     # transformers imports torchvision, whose PyPI wheel is linked against a CUDA torch; with the
     # CPU torch its operators are missing and the import fails on their shape functions. Declaring
     # them is enough, nothing here calls them.
+    try:
+        import torchvision  # noqa: F401
+
+        return
+    except (ImportError, RuntimeError):
+        pass
     library = torch.library.Library("torchvision", "FRAGMENT")
     for name in ("nms", "qnms"):
         try:
@@ -229,9 +241,26 @@ class Rank:
 
 @contextmanager
 def engine_rank(
-    folder: Path, ckpt: Checkpoint, *, tp: int, ep: int = 1, rank: int = 0
+    folder: Path,
+    ckpt: Checkpoint,
+    *,
+    tp: int,
+    ep: int = 1,
+    rank: int = 0,
+    device: str = "cpu",
+    start_groups: Callable[[], None] | None = None,
 ) -> Iterator[Rank]:
-    """State one rank of a deployment to the engine."""
+    """State one rank of a deployment to the engine.
+
+    Args:
+        folder: Where config.json is written.
+        ckpt: Sizes.
+        tp: Tensor-parallel ranks.
+        ep: Expert-parallel ranks.
+        rank: This rank.
+        device: "cpu" or "cuda".
+        start_groups: Starts real process groups; without it the ranks are only stated.
+    """
     from sglang.srt.layers import engram
     from sglang.srt.layers.moe.utils import initialize_moe_config
     from sglang.srt.models import deepseek_v4
@@ -243,7 +272,7 @@ def engine_rank(
     arguments = ServerArgs(
         model_path=str(folder),
         skip_tokenizer_init=True,
-        device="cpu",
+        device=device,
         tp_size=tp,
         ep_size=ep,
         load_format="safetensors",
@@ -266,5 +295,8 @@ def engine_rank(
         # The hasher needs a tokenizer and the rotary tables have no CPU form; neither has weights.
         patch.setattr(engram.EngramHasher, "from_config", classmethod(lambda *_, **__: nn.Module()))
         patch.setattr(deepseek_v4, "get_rope_wrapper", lambda *_, **__: nn.Module())
-        stack.enter_context(get_parallel().override(**groups))
+        if start_groups is None:
+            stack.enter_context(get_parallel().override(**groups))
+        else:
+            start_groups()
         yield Rank(arguments, tp, rank)

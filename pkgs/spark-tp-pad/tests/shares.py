@@ -43,17 +43,18 @@ SMALL = Checkpoint(
 
 def _codes(generator: torch.Generator, shape: tuple[int, ...]) -> torch.Tensor:
     # FP4 codes of magnitude 0 to 3: sums stay exact.
-    magnitude = torch.randint(0, 6, (*shape, 2), generator=generator)
-    sign = torch.randint(0, 2, (*shape, 2), generator=generator) * 8
-    nibbles = magnitude + sign
-    return (nibbles[..., 0] + 16 * nibbles[..., 1]).to(torch.uint8).view(torch.int8)
+    def draw(high: int) -> torch.Tensor:
+        return torch.randint(0, high, shape, generator=generator, dtype=torch.uint8)
+
+    low, high = (draw(6) + 8 * draw(2) for _ in range(2))
+    return (low + 16 * high).view(torch.int8)
 
 
 def values(tensor: Tensor, generator: torch.Generator) -> torch.Tensor:
     """Random values of the stored dtype whose sums are exact in float32."""
 
     def integers(low: int, high: int, shape: tuple[int, ...] = tensor.shape) -> torch.Tensor:
-        return torch.randint(low, high + 1, shape, generator=generator)
+        return torch.randint(low, high + 1, shape, generator=generator, dtype=torch.int16)
 
     if tensor.dtype == "F8_E4M3":
         return integers(-3, 3).float().to(torch.float8_e4m3fn)

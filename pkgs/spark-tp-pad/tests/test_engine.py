@@ -51,8 +51,19 @@ def whole(weights, tmp_path_factory):
         return forward([load_share(tmp_path_factory.mktemp("whole"), weights, 1, 1, 0)])
 
 
-@pytest.mark.parametrize("loader", ["cpu", "accelerator"])
-@pytest.mark.parametrize(("tp", "ep"), [(2, 1), (3, 1), (3, 3), (4, 1), (4, 2), (5, 1), (5, 5)])
+@pytest.mark.parametrize(
+    ("tp", "ep", "loader"),
+    [
+        (2, 1, "cpu"),
+        (3, 1, "cpu"),
+        (3, 1, "accelerator"),
+        (3, 3, "cpu"),
+        (3, 3, "accelerator"),
+        (4, 1, "cpu"),
+        (5, 1, "accelerator"),
+        (5, 5, "cpu"),
+    ],
+)
 def test_equal_to_the_whole_model(engine, weights, whole, tp, ep, loader, monkeypatch):
     from sglang.srt.layers.moe.fused_moe_triton import FusedMoE
 
@@ -128,7 +139,9 @@ def _meta_weights():
         yield tensor.name, torch.empty(tensor.shape, dtype=DTYPES[tensor.dtype], device="meta")
 
 
-def _load_everything(folder, rank, caplog):
+def _load_everything(folder, rank, caplog, monkeypatch):
+    # Any mode but the static one has the confidence head.
+    monkeypatch.setenv("SGLANG_RAGGED_VERIFY_MODE", "compact")
     with engine_rank(folder, FLASH, tp=3, rank=rank) as engine, caplog.at_level("WARNING"):
         target_model = engine.build(device="meta")
         draft_model = engine.build(draft=True, device="meta")
@@ -157,12 +170,13 @@ def _load_everything(folder, rank, caplog):
                 shape = (128, *shape[1:])
             assert drafted[f"stages.{stage}.{name}"] == shape, (stage, name)
     assert drafted["markov_head.markov_w2.weight"] == (129280, 256)
+    assert drafted["confidence_head.proj.weight"] == (1, 5376)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1, 2])
-def test_all_96085_tensors_through_the_engine_at_three_ranks(engine, caplog, rank):
-    _load_everything(engine, rank, caplog)
+def test_all_96085_tensors_through_the_engine_at_three_ranks(engine, caplog, monkeypatch, rank):
+    _load_everything(engine, rank, caplog, monkeypatch)
 
 
 def test_overhead_is_what_the_engine_allocates(engine):
@@ -247,6 +261,61 @@ def test_draft_sampling_of_the_engine_skips_padded_entries(monkeypatch):
     assert torch.equal(whole, real)
 
 
+def test_routing_of_the_engine_never_chooses_a_padded_expert(engine, weights):
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randint(-32, 33, (512, SMALL.sizes.hidden), generator=generator) / 8
+
+    def chosen(tp, ep, is_draft):
+        with engine_rank(engine, SMALL, tp=tp, ep=ep, rank=tp - 1) as rank:
+            model = rank.build(draft=is_draft)
+            model.load_weights(iter(weights.items()))
+            block = model.stages[0] if is_draft else model.model.layers[0]
+            logits = x @ block.mlp.gate.weight.float().T
+            result = block.mlp.topk(x.bfloat16(), logits)
+            # The engine leaves the order of the chosen open.
+            order = result.topk_ids.argsort(1)
+            return (
+                logits.shape[1],
+                result.topk_ids.gather(1, order),
+                result.topk_weights.gather(1, order),
+            )
+
+    for is_draft, real, padded in ((False, 8, 9), (True, 7, 9)):
+        count, ids, factors = chosen(3, 3, is_draft)
+        assert count == padded
+        assert int(ids.max()) < real
+        whole_count, whole_ids, whole_factors = chosen(1, 1, is_draft)
+        assert whole_count == real
+        assert torch.equal(ids, whole_ids)
+        # They are divided by their sum, whose order may differ.
+        assert torch.allclose(factors, whole_factors, rtol=1e-6, atol=0)
+
+
+def test_hooks_of_another_plugin_on_the_same_function_stay_in_effect(engine, monkeypatch):
+    from sglang.srt.model_loader import loader
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    target = "sglang.srt.model_loader.loader._initialize_model"
+    monkeypatch.setattr(loader, "_initialize_model", loader._initialize_model)
+    monkeypatch.setattr(HookRegistry, "_hooks", HookRegistry._hooks.copy())
+    monkeypatch.setattr(HookRegistry, "_patched", HookRegistry._patched.copy())
+    calls = []
+
+    def other(original, *args, **kwargs):
+        calls.append(args)
+        return original(*args, **kwargs)
+
+    HookRegistry.register(target, other, HookType.AROUND)
+    HookRegistry.apply_hooks()
+    # A second load in the same process wraps nothing twice.
+    load_plugin(monkeypatch, active=True)
+    with engine_rank(engine, FLASH, tp=3) as rank:
+        model = rank.build(device="meta")
+    assert len(calls) == 1
+    assert model.config.o_groups == 12
+    assert "load_weights" in vars(model)
+
+
 def test_inactive_sizes_are_said_in_the_log(engine, caplog):
     with caplog.at_level("INFO", "spark_tp_pad"), engine_rank(engine, FLASH, tp=2) as rank:
         model = rank.build(device="meta")
@@ -266,6 +335,7 @@ def test_a_model_that_cannot_be_padded_ends_the_process(engine):
         pass
 
 
+@pytest.mark.slow
 def test_a_broken_plugin_ends_every_engine_process():
     require_engine()
     # load_plugins logs exceptions and goes on; this one must not be of that kind.

@@ -73,12 +73,23 @@ def test_changed_signature_is_refused(monkeypatch):
         plugin.check_hook(plugin.Hook("fake_engine.build", ("config",), print))
 
 
+def _registry(apply):
+    return SimpleNamespace(
+        HookSource=lambda *names: names,
+        HookType=SimpleNamespace(AROUND="around"),
+        HookRegistry=SimpleNamespace(_apply_target=apply),
+    )
+
+
 def test_hook_that_was_not_applied_is_refused(monkeypatch):
+    def fail(*_):
+        raise TypeError("does not fit")
+
     _install(monkeypatch, build=lambda config: config)
     hook = plugin.Hook("fake_engine.build", ("config",), print)
-    for patched in (set(), {"fake_engine.build"}):
+    for apply in (lambda *_: None, fail):
         with pytest.raises(StartRefused, match="did not apply the hook"):
-            plugin.check_applied(hook, SimpleNamespace(_patched=patched))
+            plugin.apply_hook(hook, _registry(apply))
 
 
 def _model_config(**changes):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -202,3 +204,9 @@ def test_what_is_padded_divides_and_nothing_shrinks(
         draft_experts=padding.draft_experts,
     )
     assert not pad(again, parallel).active
+
+
+def test_the_design_note_lists_every_dimension():
+    note = (Path(__file__).parent.parent / "DESIGN.md").read_text()
+    rows = [line.split("|")[1].strip() for line in note.splitlines() if line.startswith("| ")]
+    assert [dimension.name for dimension in DIMENSIONS] == rows[1 : 1 + len(DIMENSIONS)]

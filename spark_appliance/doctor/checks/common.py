@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from spark_appliance.doctor.document import Document, Missing
 from spark_appliance.doctor.registry import Facts
 from spark_appliance.doctor.result import Verdict, ok
-from spark_appliance.render.units import ENGINE
+from spark_appliance.names import ENGINE
 
 GIB = 1 << 30
 

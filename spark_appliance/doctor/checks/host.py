@@ -18,7 +18,7 @@ from spark_appliance.doctor.registry import CHECKS, Facts
 from spark_appliance.doctor.request import DISPLAY_UNITS, PLAN_FILE, UNWANTED_UNITS
 from spark_appliance.doctor.result import Verdict, fail, ok, skip, warn
 from spark_appliance.model.plan import NodePlan
-from spark_appliance.render.units import ENGINE, TARGET
+from spark_appliance.names import ENGINE, TARGET
 
 _UNLIMITED = re.compile(r"--ulimit[= ]memlock=(-1|unlimited)")
 

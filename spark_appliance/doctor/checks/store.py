@@ -10,7 +10,7 @@ from spark_appliance.doctor.registry import CHECKS, Facts
 from spark_appliance.doctor.request import tables
 from spark_appliance.doctor.result import Verdict, fail, ok, skip, warn
 from spark_appliance.model.plan import ExportPlan, NodePlan
-from spark_appliance.render.units import NFS_SERVER
+from spark_appliance.names import NFS_SERVER
 
 EXTENT_BYTES = 4 << 20
 """Mean extent below which sequential reads suffer; ext4 writes extents of up to 128 MiB. Our

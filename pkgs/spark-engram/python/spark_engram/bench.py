@@ -24,11 +24,11 @@ _FIO_TIMEOUT_S = 120
 
 @dataclass(frozen=True)
 class BatchResult:
-    """One batch size: gathers of distinct random rows."""
+    """One batch size: gathers of random rows. A run of neighbouring pages counts as its pages."""
 
     ids: int
     gathers: int
-    reads_per_second: float
+    pages_per_second: float
     p50_us: float
     p99_us: float
 
@@ -84,17 +84,17 @@ def measure(
     weights = np.empty((ids, geometry.WEIGHT_BYTES), np.uint8)
     scales = np.empty((ids, geometry.SCALE_BYTES), np.uint8)
     store.gather(generator.integers(owned.start, owned.end, ids), weights, scales)
-    before = store.stats().reads
+    before = store.stats().pages
     durations: list[float] = []
     while sum(durations) < seconds:
         wanted = generator.integers(owned.start, owned.end, ids)
         start = perf_counter()
         store.gather(wanted, weights, scales)
         durations.append(perf_counter() - start)
-    reads = store.stats().reads - before
+    pages = store.stats().pages - before
     p50, p99 = np.percentile(durations, (50, 99)) * 1e6
     return BatchResult(
-        ids, len(durations), reads / sum(durations), round(float(p50), 1), round(float(p99), 1)
+        ids, len(durations), pages / sum(durations), round(float(p50), 1), round(float(p99), 1)
     )
 
 
@@ -136,16 +136,16 @@ def text(result: BenchResult) -> str:
     lines = [f"{result.file}: {result.backend}, depth {result.depth}"]
     if result.note:
         lines.append(f"note: {result.note}")
-    lines.append(f"{'ids':>7} {'gathers':>8} {'reads/s':>10} {'p50 us':>10} {'p99 us':>10}")
+    lines.append(f"{'ids':>7} {'gathers':>8} {'4k/s':>10} {'p50 us':>10} {'p99 us':>10}")
     for row in result.batches:
         lines.append(
-            f"{row.ids:7} {row.gathers:8} {row.reads_per_second:10.0f} "
+            f"{row.ids:7} {row.gathers:8} {row.pages_per_second:10.0f} "
             f"{row.p50_us:10.1f} {row.p99_us:10.1f}"
         )
     if result.fio_iops is None:
         lines.append("fio is not installed or was not asked for: nothing to compare with")
     else:
-        best = max(row.reads_per_second for row in result.batches)
+        best = max(row.pages_per_second for row in result.batches)
         lines.append(
             f"fio randread 4k, depth {result.fio_depth}: {result.fio_iops:.0f} IOPS; "
             f"best batch size reaches {best / result.fio_iops:.2f} of it"

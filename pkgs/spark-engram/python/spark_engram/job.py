@@ -11,10 +11,31 @@ from spark_engram.errors import EngramError
 from spark_engram.store import RowStore
 
 
+class Queue:
+    """A native thread that does started jobs one after the other.
+
+    Raises:
+        EngramError: no thread could be started.
+
+    """
+
+    def __init__(self) -> None:
+        self._core = native.library()
+        self.address: int = self._core.se_queue_new() or 0
+        if not self.address:
+            raise EngramError("cannot start the thread that reads rows")
+
+    def close(self) -> None:
+        """End the thread; no job of it may be started or waited for any more."""
+        self._core.se_queue_free(self.address)
+        self.address = 0
+
+
 class Job:
     """One gather: ``count`` ids at ``ids`` to ``weights`` [count, 256] and ``scales`` [count, 8].
 
-    The three addresses are host memory that must outlive the job, as must ``store``. A CUDA
+    The three addresses are host memory that must outlive the job, as must ``store`` and ``queue``
+    (needed to `start` it). A CUDA
     graph holds on to the job: keep it for as long as the graph may be replayed.
     """
 
@@ -26,11 +47,18 @@ class Job:
         weights: int,
         scales: int,
         *,
+        queue: Queue | None = None,
         abort_on_error: bool = True,
     ) -> None:
         self._core = native.library()
         self.address: int = self._core.se_job_new(
-            store.handle, ids, count, weights, scales, int(abort_on_error)
+            store.handle,
+            queue.address if queue is not None else None,
+            ids,
+            count,
+            weights,
+            scales,
+            int(abort_on_error),
         )
         if not self.address:
             raise EngramError("not enough memory for a read job")
@@ -40,7 +68,7 @@ class Job:
         self._core.se_job_run(self.address)
 
     def start(self) -> None:
-        """Hand the read to the store's own thread."""
+        """Hand the read to the job's queue."""
         self._core.se_job_start(self.address)
 
     def wait(self) -> None:

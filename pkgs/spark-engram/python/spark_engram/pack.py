@@ -320,34 +320,48 @@ def _fill(
 def _segments(
     job: Job, journal: Journal, target: DirectFile, reader: _Reader, meter: Meter
 ) -> None:
-    """Read, pack and write what is missing, three segments in flight."""
+    """Read, pack, write and sync what is missing; each step works on another segment."""
     core = native.library()
-    first = len(journal.checksums)
+    first, count = len(journal.checksums), job.identity.segments
     segment_pages = job.identity.segment_pages
     buffers = [aligned_buffer(segment_pages * geometry.PAGE_BYTES) for _ in range(2)]
     writes: list[Future[None]] = []
+    syncs: list[Future[None]] = []
 
     def write(index: int, size: int, checksum: int) -> None:
+        with (
+            _target_errors(job.partial),
+            memoryview(buffers[index % 2]) as whole,
+            whole[:size] as view,
+        ):
+            target.write_all(view, _bytes_before(job, index))
+        syncs.append(syncer.submit(sync, index, size, checksum))
+
+    def sync(index: int, size: int, checksum: int) -> None:
         if index != len(journal.checksums):
             return  # an earlier segment failed; its future carries the error
         with _target_errors(job.partial):
-            with memoryview(buffers[index % 2]) as whole, whole[:size] as view:
-                target.write_all(view, _bytes_before(job, index))
             os.fdatasync(target.fd)
             if not target.direct:
                 target.drop(_bytes_before(job, index), size)
             journal.append(checksum)
         meter.update(_bytes_before(job, index + 1))
 
-    with ThreadPoolExecutor(max_workers=1) as writer:
+    with (
+        ThreadPoolExecutor(max_workers=1) as syncer,
+        ThreadPoolExecutor(max_workers=1) as writer,
+    ):
         try:
-            if first < job.identity.segments:
+            if first < count:
                 reader.begin(first)
-            for index in range(first, job.identity.segments):
+            for index in range(first, count):
                 weights, scales, rows = reader.finish(index)
+                if index + 1 < count:
+                    reader.begin(index + 1)
                 if len(writes) >= 2:
                     writes[-2].result()  # its buffer is needed again
-                pages = geometry.page_count(rows)
+                for done in [future for future in syncs if future.done()]:
+                    done.result()
                 with memoryview(buffers[index % 2]) as view:
                     checksum = core.se_pack_pages(
                         weights,
@@ -358,15 +372,15 @@ def _segments(
                         0,
                         ctypes.addressof(ctypes.c_char.from_buffer(view)),
                     )
-                if index + 1 < job.identity.segments:
-                    reader.begin(index + 1)
-                size = pages * geometry.PAGE_BYTES
+                size = geometry.page_count(rows) * geometry.PAGE_BYTES
                 writes.append(writer.submit(write, index, size, checksum))
-            for future in writes[-2:]:
+            for future in writes:
+                future.result()
+            for future in syncs:
                 future.result()
         except BaseException:
             # A later segment must not be journalled when an earlier one failed.
-            for future in writes:
+            for future in [*writes, *syncs]:
                 future.cancel()
             raise
 

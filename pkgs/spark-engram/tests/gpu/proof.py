@@ -11,6 +11,7 @@ as JSON; ends with status 1 if anything failed.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import os
 import signal
@@ -350,8 +351,8 @@ def prove_rapid(world: World) -> dict[str, object]:
     ours, theirs = Model(world, True, 0), Model(world, False, 0)
     generator = torch.Generator().manual_seed(2)
     made = []
-    for streams in STREAMS:
-        ids, batch = verify_batch(streams)
+    batches = [verify_batch(streams) for streams in STREAMS]  # the graphs use their memory
+    for ids, batch in batches:
         made.append((ids, capture(ours, ids, batch), capture(theirs, ids, batch)))
     inputs = [
         (n % 3, torch.randint(0, VOCAB, made[n % 3][0].shape, generator=generator).cuda())
@@ -506,8 +507,10 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--rows-per-column", type=int, default=20_000)
     parser.add_argument("--no-measure", action="store_true")
+    parser.add_argument("--only", action="append", help="names of proofs; default: all")
     parser.add_argument("--abort-child", action="store_true")
     arguments = parser.parse_args()
+    faulthandler.enable()
     if not torch.cuda.is_available():
         print("FAIL no CUDA device")
         return 1
@@ -527,6 +530,8 @@ def main() -> int:
         "abort": lambda inner: prove_abort(inner, arguments),
     }
     for name, proof in proofs.items():
+        if arguments.only and name not in arguments.only:
+            continue
         started = time.monotonic()
         try:
             numbers[name] = proof(world)

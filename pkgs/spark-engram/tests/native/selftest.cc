@@ -146,7 +146,8 @@ void threads_share(int fd, uint32_t backend, Random& random) {
     int64_t id = kStart + 5;
     uint8_t weight[SE_WEIGHT_BYTES];
     uint8_t scale[SE_SCALE_BYTES];
-    se_job* job = se_job_new(store, &id, 1, weight, scale, 1);
+    se_queue* queue = se_queue_new();
+    se_job* job = se_job_new(store, queue, &id, 1, weight, scale, 1);
     for (int i = 0; i < 12; ++i) {
       id = static_cast<int64_t>(kStart) + 5 + i;
       if (i % 2 == 0) {
@@ -161,6 +162,7 @@ void threads_share(int fd, uint32_t backend, Random& random) {
     }
     CHECK(se_job_status(job) == SE_OK);
     se_job_free(job);
+    se_queue_free(queue);
   });
   for (std::thread& thread : threads) thread.join();
   se_store_close(store);

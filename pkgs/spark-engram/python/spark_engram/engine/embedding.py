@@ -104,7 +104,8 @@ class PackedEngramEmbedding(engram.EngramEmbedding):  # type: ignore[misc]
     def _make_staging(self) -> Staging | None:
         if self._device is None or self.rows == 0:
             return None
-        return Staging(self.store, self._tokens * self.table.columns, self._device)
+        capacity = self._tokens * self.table.columns
+        return Staging(self.store, capacity, self._device, prefetch.read_queue())
 
     def _placeholder(self, width: int, dtype: torch.dtype, part: str) -> nn.Parameter:
         # No rows: the loader finds the parameter, and nothing is allocated.

@@ -8,6 +8,7 @@ SGLang's hooks are plain functions, so the process's one prefetcher is a module 
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import torch
 from sglang.srt.model_executor.runner_backend_utils import breakable_cuda_graph as breakable
 
 from spark_engram.engine.staging import Staging
-from spark_engram.job import Job
+from spark_engram.job import Job, Queue
 
 logger = logging.getLogger(__name__)
 
@@ -120,6 +121,12 @@ def start_after_hash(
     # cross a break: `_hash_outside_prefill_graph` decides there.
     if _current is not None and not breakable.is_in_breakable_cuda_graph():
         _current.start(hash_ids)
+
+
+@functools.cache
+def read_queue() -> Queue:
+    """Return this process's read thread: the layer that is needed first reads first, alone."""
+    return Queue()
 
 
 _current: Prefetcher | None = None

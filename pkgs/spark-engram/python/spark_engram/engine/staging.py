@@ -8,7 +8,7 @@ import torch
 
 from spark_engram import layout as geometry
 from spark_engram.engine.kernels import publish_ids
-from spark_engram.job import Job, Step, launch
+from spark_engram.job import Job, Queue, Step, launch
 from spark_engram.store import RowStore
 
 Gather = Callable[..., torch.Tensor]
@@ -21,8 +21,9 @@ class Staging:
     device: they run on one stream, or on streams joined by events.
     """
 
-    def __init__(self, store: RowStore, capacity: int, device: torch.device) -> None:
+    def __init__(self, store: RowStore, capacity: int, device: torch.device, queue: Queue) -> None:
         self.store = store
+        self._queue = queue
         self.capacity = capacity
 
         def pinned(*shape: int, dtype: torch.dtype) -> torch.Tensor:
@@ -66,6 +67,7 @@ class Staging:
                 count,
                 self.weights.data_ptr(),
                 self.scales.data_ptr(),
+                queue=self._queue,
             )
             self._jobs[count] = job
         return job

@@ -1,0 +1,90 @@
+"""Every output of the flake evaluates, for every system it is offered for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from nixtool import Nix
+
+pytestmark = pytest.mark.nix
+
+LINUX = {"spark-engram", "spark-tp-pad"}
+EVERYWHERE = {"default", "spark-appliance", "options-doc"}
+SPARK = {"image", "sglang-env", "sglang-env-sbom", "spark-engine"}
+
+
+@pytest.fixture(scope="module")
+def outputs(nix: Nix) -> Any:
+    return nix.evaluate("outputs.nix")
+
+
+def test_the_flake_offers_what_it_says(outputs: Any) -> None:
+    assert outputs["names"] == [
+        "apps",
+        "checks",
+        "devShells",
+        "formatter",
+        "lib",
+        "nixosConfigurations",
+        "nixosModules",
+        "overlays",
+        "packages",
+        "templates",
+    ]
+    assert outputs["lib"] == ["mkFleet", "planVersion", "readPlan"]
+    assert set(outputs["nixosModules"]) == {
+        "default",
+        "hardware",
+        "fabric",
+        "weights",
+        "engram",
+        "guard",
+        "engine",
+        "image",
+        "fleet",
+    }
+
+
+@pytest.mark.parametrize(
+    ("system", "names"),
+    [
+        ("aarch64-linux", EVERYWHERE | LINUX | SPARK),
+        ("x86_64-linux", EVERYWHERE | LINUX),
+        ("aarch64-darwin", EVERYWHERE),
+    ],
+)
+def test_packages_are_derivations(outputs: Any, system: str, names: set[str]) -> None:
+    packages = outputs["packages"][system]
+    assert set(packages) == names
+    assert all(path.endswith(".drv") for path in packages.values())
+
+
+@pytest.mark.parametrize("system", ["aarch64-linux", "x86_64-linux"])
+def test_vm_tests_are_derivations_on_both_systems(outputs: Any, system: str) -> None:
+    checks = outputs["checks"][system]
+    for name in ("fabric", "weights", "engram", "engine", "rollout"):
+        assert checks[f"vm-{name}"].endswith(f"vm-test-run-{name}.drv")
+
+
+def test_checks_cover_examples_and_hosts(outputs: Any) -> None:
+    checks = outputs["checks"]["aarch64-linux"]
+    assert {"format", "lint", "options-doc", "render-three-spark-triangle"} <= set(checks)
+    assert {"host-appliance", *(f"host-{name}" for name in outputs["hosts"])} - set(checks) <= {
+        "host-appliance"
+    }
+
+
+def test_every_nixos_node_of_the_examples_is_a_configuration(outputs: Any) -> None:
+    assert set(outputs["hosts"]) == {
+        "appliance",
+        "triangle-spark1",
+        "triangle-spark2",
+        "triangle-spark3",
+    }
+    assert all(path.endswith(".drv") for path in outputs["hosts"].values())
+
+
+def test_apps_run_programs_of_the_packages(outputs: Any) -> None:
+    for system, apps in outputs["apps"].items():
+        assert apps["default"].endswith("/bin/spark-appliance"), system

@@ -1,0 +1,25 @@
+# NixOS VM tests. The scripts in ./scripts use only what the Debian harness offers as well.
+{
+  lib,
+  pkgs,
+  own,
+  spark,
+}:
+let
+  cluster = import ./cluster.nix { inherit lib own spark; };
+
+  test = name: nodes: {
+    name = "vm-${name}";
+    value = pkgs.testers.runNixOSTest {
+      inherit name nodes;
+      testScript = builtins.readFile (./scripts + "/${name}.py");
+    };
+  };
+in
+lib.listToAttrs [
+  (test "fabric" cluster.nodes)
+  (test "weights" (cluster.nodes // { stranger = cluster.stranger; }))
+  (test "engine" cluster.nodes)
+  (test "rollout" (lib.mapAttrs (_: cluster.withVersions) cluster.nodes))
+  (test "engram" { machine = import ./engram.nix { inherit own spark; }; })
+]

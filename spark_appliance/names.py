@@ -13,6 +13,7 @@ GUARD: Final = "spark-guard.service"
 SUPERVISOR: Final = "spark-supervisor.service"
 ENGINE: Final = "spark-engine.service"
 READY: Final = "spark-ready.service"
+ROUTER: Final = "spark-router.service"
 TARGET: Final = "spark.target"
 NFS_SERVER: Final = "nfs-server.service"
 

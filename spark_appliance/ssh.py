@@ -84,13 +84,15 @@ class Host:
 
     ``destination`` is what a user types after ``ssh``: an alias from their configuration,
     ``user@host`` or ``ssh://user@host:port``. ``options`` are further ``Name=value`` settings,
-    one ``-o`` each. Raises InputError for a destination that is not one, or for options that
-    would switch host key checks or batch mode off.
+    one ``-o`` each. Without ``shared`` every command makes a connection of its own: proof that
+    the node can still be reached. Raises InputError for a destination that is not one, or for
+    options that would switch host key checks or batch mode off.
     """
 
     destination: str
     options: tuple[str, ...] = ()
     connect_timeout_s: int = 10
+    shared: bool = True
 
     def __post_init__(self) -> None:
         if not _DESTINATION.fullmatch(self.destination):
@@ -114,13 +116,20 @@ class Host:
             f"ConnectTimeout={self.connect_timeout_s}",
             f"ServerAliveInterval={_ALIVE_INTERVAL_S}",
             f"ServerAliveCountMax={_ALIVE_COUNT}",
-            "ControlMaster=auto",
-            f"ControlPersist={_PERSIST_S}",
-            f"ControlPath={runtime_dir() / '%C'}",
+            *self._sharing(),
             *self.options,
         ]
         options = [word for setting in settings for word in ("-o", setting)]
         return ["ssh", "-T", *options, "--", self.destination, shlex.join(command)]
+
+    def _sharing(self) -> list[str]:
+        if not self.shared:
+            return ["ControlMaster=no", "ControlPath=none"]
+        return [
+            "ControlMaster=auto",
+            f"ControlPersist={_PERSIST_S}",
+            f"ControlPath={runtime_dir() / '%C'}",
+        ]
 
     def run(
         self,

@@ -83,7 +83,7 @@ def _environment(name: str, steps: list[list[str]]) -> Path:
 
 
 def _pip(python: Path, arguments: list[str]) -> None:
-    command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *arguments]
+    command = [python, "-m", "pip", "install", "-qq", "--disable-pip-version-check", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         said = (done.stderr or done.stdout).strip().splitlines()

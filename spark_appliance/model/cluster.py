@@ -270,6 +270,58 @@ class Weights(_Model):
     rdma: bool = Field(False, description="NFS over RDMA (port 20049) instead of TCP.")
 
 
+class Image(_Model):
+    """The engine's container image on DGX OS nodes.
+
+    Only a digest says which image runs: a tag may mean another one tomorrow.
+    """
+
+    reference: str | None = Field(
+        None,
+        pattern=r"^[a-z0-9]([a-z0-9._-]*[a-z0-9])?(:[0-9]{1,5})?(/[a-z0-9]([a-z0-9._-]*[a-z0-9])?)*"
+        r"(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?$",
+        max_length=255,
+        description="Registry name of the image, for example registry.lan:5000/spark-engine; a "
+        "tag is allowed but the digest decides. Without it the digest is the ID of an image that "
+        "was loaded on every node (docker load).",
+    )
+    digest: str = Field(
+        pattern=r"^sha256:[0-9a-f]{64}$",
+        description="Digest of the manifest for linux/arm64, or the image ID without a reference.",
+    )
+    runtime: Literal["docker", "podman"] = Field(
+        "docker", description="Container runtime of the nodes; DGX OS brings docker."
+    )
+
+
+class Replica(_Model):
+    """The endpoint of another cluster that serves the same model."""
+
+    name: NodeName = Field(description="Name of the other cluster.")
+    url: str = Field(
+        pattern=r"^http://[A-Za-z0-9.-]+(:[0-9]{1,5})?$",
+        description="Its base URL without /v1, for example http://192.168.1.21:8888.",
+    )
+
+
+class Router(_Model):
+    """One address for several clusters: sglang-router on this cluster's head.
+
+    This cluster's own endpoint is always the first replica. All replicas must have the same API
+    key, which is also that of the router.
+    """
+
+    bind: Ipv4 = Field("0.0.0.0", description="Address that the router listens on.")  # noqa: S104
+    port: Port = Field(8000, description="TCP port of the router.")
+    policy: Literal["cache_aware", "round_robin", "power_of_two", "random"] = Field(
+        "cache_aware",
+        description="cache_aware sends a prompt to the replica that has its beginning cached.",
+    )
+    replicas: Annotated[list[Replica], Field(min_length=1, max_length=32)] = Field(
+        description="The other clusters."
+    )
+
+
 class Cluster(_Model):
     """A cluster file, ``version: 1``."""
 
@@ -297,6 +349,12 @@ class Cluster(_Model):
     api: Api = Field(default_factory=Api, description="The endpoint.")
     ports: Ports = Field(
         default_factory=Ports, description="TCP ports that nodes use among themselves."
+    )
+    router: Router | None = Field(
+        None, description="Serve several clusters under one address from this head."
+    )
+    image: Image | None = Field(
+        None, description="Engine image of DGX OS nodes; NixOS nodes do not use it."
     )
     engine: EngineOverrides = Field(
         default_factory=EngineOverrides, description="Overrides for every node."

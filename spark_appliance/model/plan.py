@@ -103,6 +103,34 @@ class PortsPlan(_Model):
     nfs: int | None
 
 
+class ImagePlan(_Model):
+    """The engine's image on DGX OS nodes."""
+
+    name: str = Field(description="What is given to the runtime: reference@digest or the ID.")
+    reference: str | None = Field(description="Where to pull it from; null: loaded by hand.")
+    digest: str
+    runtime: Literal["docker", "podman"]
+
+
+class ReplicaPlan(_Model):
+    """One endpoint behind the router."""
+
+    name: str
+    url: str = Field(description="Base URL without /v1.")
+
+
+class RouterPlan(_Model):
+    """sglang-router on the head: one address for several clusters."""
+
+    package: str = Field(description="Distribution name.")
+    version: str = Field(description="Exact version.")
+    url: str = Field(description="Base URL for clients on the management network.")
+    port: int
+    readiness_url: str = Field(description="Asked on the head; counts healthy replicas, no key.")
+    argv: list[str] = Field(description="Arguments of the router; the key is added on the node.")
+    replicas: list[ReplicaPlan]
+
+
 class HealthPlan(_Model):
     """How readiness is judged: not by a status code alone but by a generation."""
 
@@ -239,7 +267,8 @@ class UnitPlan(_Model):
     Words of command lines may hold placeholders, whole words that the adapter replaces by the
     path on its system: ``@spark-node@`` (this project's node program), ``@python@`` (the engine's
     interpreter), ``@spark-engram@`` (the packer), ``@container-runtime@`` (docker or podman),
-    ``@image@`` (engine image by digest). The first word may begin with systemd's prefixes
+    ``@image@`` (engine image by digest), ``@router-python@`` (interpreter with
+    sglang_router). The first word may begin with systemd's prefixes
     ``+`` and ``-`` before the placeholder.
     """
 
@@ -323,6 +352,8 @@ class Plan(_Model):
     parallel: ParallelPlan
     api: ApiPlan
     ports: PortsPlan
+    router: RouterPlan | None = Field(description="Null unless this head routes.")
+    image: ImagePlan | None = Field(description="Null until the cluster file names one.")
     health: HealthPlan
     restart: RestartPlan
     start_order: list[list[str]] = Field(description="Groups of nodes; a group starts at once.")

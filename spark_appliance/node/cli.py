@@ -95,6 +95,14 @@ def _parser() -> argparse.ArgumentParser:
 
     status = commands.add_parser("status", help="print the state of this node as JSON")
     status.set_defaults(command=_status)
+
+    router = commands.add_parser("router", help="become sglang-router")
+    router.add_argument("--python", required=True, help="interpreter with sglang_router")
+    router.set_defaults(command=_router)
+
+    report = commands.add_parser("report", help="status, engine, GPU, counters as JSON")
+    report.add_argument("--gpu", action="store_true", help="also ask nvidia-smi (slows the GPU)")
+    report.set_defaults(command=_report)
     return parser
 
 
@@ -199,6 +207,18 @@ def _status(context: NodeContext, _: argparse.Namespace, __: Journal) -> None:
     from spark_appliance.node.status import status
 
     print(json.dumps(status(context, run), sort_keys=True))
+
+
+def _router(context: NodeContext, arguments: argparse.Namespace, _: Journal) -> None:
+    from spark_appliance.node.router import router_argv
+
+    replace_process(router_argv(context, arguments.python), dict(os.environ))
+
+
+def _report(context: NodeContext, arguments: argparse.Namespace, _: Journal) -> None:
+    from spark_appliance.node.report import report
+
+    print(json.dumps(report(context, run, gpu=arguments.gpu), sort_keys=True))
 
 
 def _wait_for_signal() -> Callable[[float], bool]:

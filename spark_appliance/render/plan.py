@@ -18,6 +18,7 @@ from spark_appliance.model.plan import (
     Checkpoint,
     Engine,
     HealthPlan,
+    ImagePlan,
     MemoryPart,
     MemoryPlan,
     NcclLibrary,
@@ -40,6 +41,7 @@ from spark_appliance.render import host, storage
 from spark_appliance.render.arguments import CONFIG_FILE, arguments, argv, workload
 from spark_appliance.render.environment import CACHE_DIRECTORY, environment, generated
 from spark_appliance.render.overrides import check_effective, check_overrides
+from spark_appliance.render.router import router_plan
 from spark_appliance.render.rules import NFS_PORT, check_cluster
 from spark_appliance.render.units import LIMITS, Rank, units
 from spark_appliance.topology import Fabric, Rail, build_fabric
@@ -181,6 +183,8 @@ def _plan(
             supervisor=cluster.ports.supervisor,
             nfs=NFS_PORT if nfs else None,
         ),
+        router=router_plan(cluster),
+        image=_image(cluster),
         health=_health(cluster),
         restart=RestartPlan(limit=3, window=3600, backoff=[10, 60, 300]),
         # workers first: they wait for the head's rendezvous, the head does not wait for them
@@ -257,6 +261,7 @@ def _node(
                 weights=weights,
                 engram=engram,
                 cache_directory=CACHE_DIRECTORY,
+                router=rank == 0 and cluster.router is not None,
             )
         ),
     )
@@ -291,6 +296,22 @@ def _memory(node_budget: Budget) -> MemoryPlan:
 def _client_host(cluster: Cluster) -> str:
     bind = cluster.api.bind
     return cluster.nodes[0].address if bind == "0.0.0.0" else bind  # noqa: S104
+
+
+def _image(cluster: Cluster) -> ImagePlan | None:
+    image = cluster.image
+    if image is None:
+        return None
+    # a digest beside a tag is what the runtime goes by; the tag would only mislead a reader
+    repository = image.reference
+    if repository is not None and ":" in repository.rsplit("/", 1)[-1]:
+        repository = repository.rpartition(":")[0]
+    return ImagePlan(
+        name=image.digest if repository is None else f"{repository}@{image.digest}",
+        reference=image.reference,
+        digest=image.digest,
+        runtime=image.runtime,
+    )
 
 
 def _health(cluster: Cluster) -> HealthPlan:

@@ -99,6 +99,7 @@ def _addresses_reach(cluster: Cluster) -> Iterator[Finding]:
 def _ports_differ(cluster: Cluster) -> Iterator[Finding]:
     used = {
         "api.port": cluster.api.port,
+        **({"router.port": cluster.router.port} if cluster.router is not None else {}),
         "ports.rendezvous": cluster.ports.rendezvous,
         "ports.supervisor": cluster.ports.supervisor,
         "ssh": 22,

@@ -22,6 +22,7 @@ from spark_appliance.names import (
     PACK,
     PLAN_PATH,
     READY,
+    ROUTER,
     SUPERVISOR,
     TARGET,
     WORKER_STOP_TIMEOUT,
@@ -37,6 +38,8 @@ PYTHON: Final = "@python@"
 SPARK_ENGRAM: Final = "@spark-engram@"
 CONTAINER_RUNTIME: Final = "@container-runtime@"
 IMAGE: Final = "@image@"
+ROUTER_PYTHON: Final = "@router-python@"
+"""Interpreter that can import sglang_router."""
 
 LIMITS: Final = {
     # pinned buffers of RDMA, NCCL and the Engram reader; PAM limits do not reach services
@@ -126,6 +129,7 @@ class Rank:
     weights: WeightsPlan
     engram: EngramPlan | None
     cache_directory: str
+    router: bool = False
 
     @property
     def head(self) -> bool:
@@ -195,6 +199,8 @@ def units(rank: Rank) -> list[UnitPlan]:
     result.append(_engine(rank, needed))
     if rank.head:
         result.append(_ready(rank))
+    if rank.router:
+        result.append(_router(rank))
     wanted = [unit.name for unit in result if unit.started_by == "target"]
     result.append(
         _unit(
@@ -403,6 +409,45 @@ def _ready(rank: Rank) -> UnitPlan:
         requires=[ENGINE],
         started_by="supervisor",
         service=_Service(exec_start=rank.command("ready"), settings=settings),
+    )
+
+
+def _router(rank: Rank) -> UnitPlan:
+    """Return the unit of sglang-router.
+
+    It has a life of its own: ``stop`` leaves it up, so that the other replicas serve on.
+    """
+    settings: Settings = {
+        **_PRIVATE,
+        "DynamicUser": "yes",
+        "ProtectHome": "yes",
+        "PrivateDevices": "yes",
+        "ProtectControlGroups": "yes",
+        "ProtectKernelTunables": "yes",
+        "RestrictRealtime": "yes",
+        "RestrictAddressFamilies": "AF_UNIX AF_INET AF_INET6",
+        "SystemCallFilter": "@system-service",
+        "SystemCallErrorNumber": "EPERM",
+        "CapabilityBoundingSet": "",
+        "LimitNOFILE": "1048576",
+        "UMask": "0077",
+        "Restart": "always",
+        "RestartSec": "2",
+        "TimeoutStopSec": "30",
+    }
+    if rank.key_file is not None:
+        settings["LoadCredential"] = f"api-key:{rank.key_file}"
+    return _unit(
+        ROUTER,
+        "One address for several clusters",
+        "exec",
+        after=[NETWORK_ONLINE],
+        wants=[NETWORK_ONLINE],
+        wanted_by=["multi-user.target"],
+        started_by="boot",
+        service=_Service(
+            exec_start=rank.command("router", "--python", ROUTER_PYTHON), settings=settings
+        ),
     )
 
 

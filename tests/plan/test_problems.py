@@ -266,6 +266,16 @@ CASES: list[tuple[str, dict[str, Any], str, str]] = [
         "error",
         "ports.used-twice",
     ),
+    (
+        "the router on the engine's port",
+        changed(
+            document(),
+            "router",
+            to={"port": 8888, "replicas": [{"name": "east", "url": "http://192.168.1.21:8888"}]},
+        ),
+        "error",
+        "ports.used-twice",
+    ),
     ("the NFS port", changed(document(), "api", "port", to=2049), "error", "ports.used-twice"),
     (
         "no place for Engram",

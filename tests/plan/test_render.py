@@ -6,7 +6,7 @@ import json
 import re
 
 import pytest
-from clusters import EXAMPLES, ROOT, changed, document, rendering_of
+from clusters import EXAMPLES, ROOT, changed, document, findings_of, rendering_of
 
 from spark_appliance import lockfile
 from spark_appliance.model.plan import NodePlan, Plan, read_plan
@@ -287,3 +287,25 @@ def test_cluster_name_and_hashes_are_in_the_plan() -> None:
     other = rendering_of(changed(document(), "api", "port", to=8889)).plan
     assert other is not None
     assert other.source.cluster_sha256 != source.cluster_sha256
+
+
+def test_the_image_goes_by_its_digest() -> None:
+    digest = "sha256:" + "a" * 64
+    data = document()
+    data["image"] = {"reference": "registry.lan:5000/spark-engine:v1", "digest": digest}
+    plan = rendering_of(data).plan
+    assert plan is not None and plan.image is not None
+    assert plan.image.name == f"registry.lan:5000/spark-engine@{digest}"
+    assert plan.image.reference == "registry.lan:5000/spark-engine:v1"
+    data["image"] = {"digest": digest}
+    plan = rendering_of(data).plan
+    assert plan is not None and plan.image is not None
+    assert plan.image.name == digest
+
+
+def test_an_image_by_tag_alone_is_refused() -> None:
+    data = document()
+    data["image"] = {"reference": "registry.lan:5000/spark-engine:v1"}
+    assert [(f.rule, f.path) for f in findings_of(data)] == [
+        ("schema.missing", ("image", "digest"))
+    ]

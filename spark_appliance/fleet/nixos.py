@@ -1,0 +1,151 @@
+"""NixOS nodes: build here, copy, activate there, and only later make it the boot default.
+
+The steps are those of ``nixos-rebuild --target-host``, taken apart: everything is built once and
+before anything stops, the very same store path is tried and later kept, and a timer on the node
+goes back to the boot default unless somebody who reached the node takes it away.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from typing import Final
+
+from spark_appliance.fleet.crew import Crew
+from spark_appliance.fleet.evidence import RunFolder
+from spark_appliance.fleet.local import run_local
+from spark_appliance.fleet.remote import Remote, StepError
+from spark_appliance.names import TARGET
+
+BUILD_SECONDS: Final = 6 * 3600.0
+COPY_SECONDS: Final = 2 * 3600.0
+ACTIVATE_SECONDS: Final = 600.0
+
+PROFILE: Final = "/nix/var/nix/profiles/system"
+BIN: Final = "/run/current-system/sw/bin"
+TIMER: Final = "spark-return"
+
+_STORE: Final = "/nix/store/"
+
+
+@dataclass(frozen=True, slots=True)
+class Nixos:
+    """Works on the NixOS nodes of a crew, from the flake that has them."""
+
+    crew: Crew
+    flake: str
+    evidence: RunFolder | None = None
+
+    def build(self) -> dict[str, str]:
+        """Build every node's system; returns the store paths by node.
+
+        One call a node: the order in which ``nix build`` prints several results is not promised.
+
+        Raises:
+            StepError: with nix's last line.
+        """
+        paths = {}
+        for remote in self.crew:
+            self.crew.board.work(remote.name, "building")
+            toplevel = f"nixosConfigurations.{remote.name}.config.system.build.toplevel"
+            argv = ["nix", "--extra-experimental-features", "nix-command flakes", "build"]
+            argv += ["--no-link", "--print-out-paths", "--", f"{self.flake}#{toplevel}"]
+            text = run_local(
+                self.crew,
+                self.evidence,
+                f"build {remote.name}",
+                argv,
+                seconds=BUILD_SECONDS,
+                rehearsed=f"{_STORE}HASH-nixos-system-{remote.name}\n",
+            )
+            path = text.strip()
+            if not path.startswith(_STORE) or "\n" in path:
+                raise StepError("control", f"build {remote.name}", "nix gave no single store path")
+            paths[remote.name] = path
+            self.crew.board.done(remote.name, "built")
+        return paths
+
+    def copy(self, paths: dict[str, str]) -> None:
+        """Copy each system to its node, all at once.
+
+        Raises:
+            FleetError: naming each node that failed.
+        """
+
+        def work(remote: Remote) -> None:
+            self.crew.board.work(remote.name, "copying")
+            argv = ["nix", "--extra-experimental-features", "nix-command", "copy"]
+            argv += ["--to", f"ssh-ng://{remote.host.destination}", "--", paths[remote.name]]
+            run_local(
+                self.crew, self.evidence, f"copy to {remote.name}", argv, seconds=COPY_SECONDS
+            )
+            self.crew.board.done(remote.name, "copied")
+
+        self.crew.each(work)
+
+    def current(self, remote: Remote) -> tuple[str, str]:
+        """Return the running system and the boot default.
+
+        Raises:
+            StepError: when the node cannot be asked.
+        """
+        argv = ["readlink", "-f", "/run/current-system", PROFILE]
+        text = remote.run("look at the system", argv, seconds=30, rehearsed="old\nold\n").stdout
+        running, default = (*text.splitlines(), "", "")[:2]
+        return running, default
+
+    def arm(self, remote: Remote, seconds: int) -> None:
+        """Arm the timer that goes back to the boot default; an older one is replaced.
+
+        Raises:
+            StepError: when it cannot be armed.
+        """
+        back = (
+            f"{BIN}/systemctl stop {TARGET}; "
+            f"{PROFILE}/bin/switch-to-configuration test; "
+            f"{BIN}/systemctl start --no-block {TARGET}"
+        )
+        script = (
+            f"systemctl stop {TIMER}.timer 2>/dev/null || true\n"
+            f"systemctl reset-failed {TIMER}.service 2>/dev/null || true\n"
+            f"exec systemd-run --quiet --unit={TIMER} --on-active={seconds}s "
+            f"--timer-property=AccuracySec=1s --collect -- /bin/sh -c {shlex.quote(back)}\n"
+        )
+        remote.run("arm the return", ["sh", "-s"], seconds=60, root=True, text=script)
+
+    def test(self, remote: Remote, path: str) -> None:
+        """Activate a system without making it the boot default.
+
+        It runs in a unit of its own, so that a lost connection does not cut it off.
+
+        Raises:
+            StepError: when the activation fails.
+        """
+        self.crew.board.work(remote.name, "activating")
+        argv = ["systemd-run", "--quiet", "--wait", "--collect", "--pipe"]
+        argv += ["--service-type=exec", "--unit=spark-activate", "--"]
+        argv += [f"{path}/bin/switch-to-configuration", "test"]
+        remote.run("activate", argv, seconds=ACTIVATE_SECONDS, root=True)
+
+    def keep(self, remote: Remote, path: str) -> None:
+        """Make a system the boot default and take the timer away.
+
+        Raises:
+            StepError: when it fails; the timer is taken away only after the rest worked.
+        """
+        script = (
+            "set -eu\n"
+            f"nix-env --profile {PROFILE} --set {shlex.quote(path)}\n"
+            f"{shlex.quote(path)}/bin/switch-to-configuration boot\n"
+            f"systemctl stop {TIMER}.timer 2>/dev/null || true\n"
+        )
+        remote.run("keep", ["sh", "-s"], seconds=ACTIVATE_SECONDS, root=True, text=script)
+
+    def go_back(self, remote: Remote, path: str) -> None:
+        """Return to an earlier system now, for good.
+
+        Raises:
+            StepError: when it fails; an armed timer stays armed then.
+        """
+        self.test(remote, path)
+        self.keep(remote, path)

@@ -1,0 +1,355 @@
+"""Rollouts over the stand-in ssh, with the real node program in fake roots."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fleet_world import World, make_plan
+
+from spark_appliance import lockfile
+from spark_appliance.errors import InputError, OperationError
+from spark_appliance.fleet.crew import Crew
+from spark_appliance.fleet.install import Installer
+from spark_appliance.fleet.remote import Rehearsal, Remote, StepError
+from spark_appliance.fleet.rollout import Rollout, RolloutError
+from spark_appliance.fleet.rolloutstate import read
+from spark_appliance.fleet.serve import Start
+from spark_appliance.model.plan import Plan
+
+NAMES = ("spark1", "spark2", "spark3")
+
+
+class QuickStart(Start):
+    """A start that only asks whether the world is ready."""
+
+    def run(self, preflight: object = None) -> float:
+        del preflight
+        self._start_all()
+        return 0.0
+
+
+def new_plan(port: int = 9000) -> Plan:
+    return make_plan(api={"port": port, "key_file": "/etc/spark/api-key"})
+
+
+def rollout_of(world: World, plan: Plan, **more: Any) -> Rollout:
+    crew = Crew.of(plan, rehearsal=more.pop("rehearsal", None))
+    return Rollout(
+        crew,
+        world.base / "rollout.json",
+        drain_limit=0,
+        root=world.root,
+        start=more.pop("start", lambda c: QuickStart(c)),
+        **more,
+    )
+
+
+def ports(world: World) -> list[int | None]:
+    """Return the API port of the plan on each node: which version lies there."""
+    found: list[int | None] = []
+    for name in NAMES:
+        path = world.node(name) / "etc/spark/plan.json"
+        found.append(json.loads(path.read_text())["api"]["port"] if path.exists() else None)
+    return found
+
+
+def confirmed(world: World) -> list[bool]:
+    result = []
+    for name in NAMES:
+        path = world.node(name) / "var/lib/spark/generations/state.json"
+        state = json.loads(path.read_text())
+        result.append(state["current"] == state["confirmed"] and state["switching"] is None)
+    return result
+
+
+@pytest.fixture
+def old(world: World) -> World:
+    """A cluster that has the old version (port 8888) and serves."""
+    for name in NAMES:
+        world.set(name, "image")
+    Installer(world.crew(), world.root).install()
+    for name in NAMES:
+        world.set(name, "active/spark.target", "active")
+    world.forget()
+    assert ports(world) == [8888] * 3
+    return world
+
+
+def fail_start(_: Crew) -> Start:
+    raise OperationError("not serving: a rank failed")
+
+
+def test_the_new_version_is_put_served_and_confirmed(old: World) -> None:
+    order: list[str] = []
+    work = rollout_of(old, new_plan())
+    work.crew.board.listen(
+        lambda row: order.append(row.node) if row.stage == "writing files" else None
+    )
+    state = work.run()
+    assert state.phase == "done"
+    assert ports(old) == [9000] * 3
+    assert confirmed(old) == [True] * 3
+    # the last rank is the canary
+    assert order[0] == "spark3"
+    for name in NAMES:
+        calls = old.calls(name)
+        stopped = calls.index("systemctl stop -- spark.target")
+        started = max(i for i, c in enumerate(calls) if c.startswith("systemctl start"))
+        assert stopped < started
+
+
+def test_a_canary_that_is_not_healthy_stops_it_and_all_have_the_old_version(old: World) -> None:
+    old.report("spark2", status={"units": {"spark-guard.service": {"active": "failed"}}})
+    with pytest.raises(RolloutError) as caught:
+        rollout_of(old, new_plan()).run(canary="spark2")
+    assert "spark2: health: spark-guard.service failed" in str(caught.value)
+    assert "every node has its old version again" in str(caught.value)
+    assert ports(old) == [8888] * 3
+    assert confirmed(old) == [True] * 3
+    assert "systemctl start --no-block -- spark.target" in old.calls("spark1")
+    # the others were never touched
+    state = read(old.base / "rollout.json")
+    assert state is not None
+    assert [n for n, node in state.nodes.items() if node.touched] == ["spark2"]
+
+
+def test_a_canary_that_takes_no_new_connection_is_not_healthy(old: World) -> None:
+    old.set("spark3", "gone-for-new")
+    with pytest.raises(RolloutError, match="spark3: read the state: no SSH connection"):
+        rollout_of(old, new_plan()).run()
+    assert ports(old) == [8888] * 3
+
+
+def test_a_cluster_that_does_not_serve_goes_back(old: World) -> None:
+    with pytest.raises(RolloutError, match="not serving: a rank failed"):
+        rollout_of(old, new_plan(), start=fail_start).run()
+    assert ports(old) == [8888] * 3
+    assert confirmed(old) == [True] * 3
+    with pytest.raises(InputError, match="no rollout was interrupted"):
+        rollout_of(old, new_plan()).run(resume=True)
+
+
+def test_a_lost_node_returns_by_its_own_timer_and_the_rest_at_once(old: World) -> None:
+    def lose(_: Crew) -> Start:
+        old.set("spark2", "gone")
+        raise OperationError("spark2 is gone")
+
+    with pytest.raises(RolloutError) as caught:
+        rollout_of(old, new_plan(), start=lose).run()
+    assert "what could not be reached returns by itself within 600 s" in str(caught.value)
+    assert ports(old) == [8888, 9000, 8888]
+    assert confirmed(old) == [True, False, True]
+    # its timer fires (the program on the node, as systemd would run it), and it comes back
+    old.unset("spark2", "gone")
+    remote = old.crew().get("spark2")
+    Installer(old.crew(), old.root).call(remote, "timer", "return")
+    assert ports(old) == [8888] * 3
+    rollout_of(old, new_plan()).rollback()
+    assert confirmed(old) == [True] * 3
+
+
+class Interrupted(BaseException):
+    """Ctrl-C, or the control machine's power."""
+
+
+def interrupt_at(monkeypatch: pytest.MonkeyPatch, method: str, after: int) -> Callable[[], int]:
+    """Cut the controller off at the n-th call of one of the rollout's steps."""
+    original = getattr(Rollout, method)
+    calls = 0
+
+    def cut(self: Rollout, *args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > after:
+            raise Interrupted
+        return original(self, *args)
+
+    monkeypatch.setattr(Rollout, method, cut)
+    return lambda: calls
+
+
+@pytest.mark.parametrize(
+    ("method", "after"),
+    [
+        ("_stop", 0),
+        ("_put", 0),
+        ("_put", 1),
+        ("_gate", 0),
+        ("_gate", 2),
+        ("_serve", 0),
+        ("_save", 2),
+    ],
+)
+@pytest.mark.parametrize("then", ["resume", "rollback"])
+def test_an_interrupted_controller_resumes_or_goes_back(
+    old: World, monkeypatch: pytest.MonkeyPatch, method: str, after: int, then: str
+) -> None:
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, method, after)
+        with pytest.raises(Interrupted):
+            rollout_of(old, new_plan()).run()
+    with pytest.raises(InputError, match="rollout --resume"):
+        rollout_of(old, new_plan()).run()
+    if then == "resume":
+        rollout_of(old, new_plan()).run(resume=True)
+        assert ports(old) == [9000] * 3
+    else:
+        rollout_of(old, new_plan()).rollback()
+        assert ports(old) == [8888] * 3
+        assert "systemctl start --no-block -- spark.target" in old.calls("spark1")
+    assert confirmed(old) == [True] * 3
+
+
+def test_a_resume_after_nodes_went_back_puts_the_new_version_again(
+    old: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, "_serve", 0)
+        with pytest.raises(Interrupted):
+            rollout_of(old, new_plan()).run()
+    installer = Installer(old.crew(), old.root)
+    for name in ("spark1", "spark3"):
+        installer.call(old.crew().get(name), "timer", "return")
+    assert ports(old) == [8888, 9000, 8888]
+    rollout_of(old, new_plan()).run(resume=True)
+    assert ports(old) == [9000] * 3
+    assert confirmed(old) == [True] * 3
+
+
+def test_a_confirmation_that_was_cut_off_is_finished_without_a_new_start(
+    old: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Installer.call
+
+    def call(self: Installer, remote: Remote, step: str, *words: str) -> Any:
+        if words == ("confirm",) and remote.name == "spark2":
+            raise StepError(remote.name, step, "cut off")
+        return original(self, remote, step, *words)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Installer, "call", call)
+        with pytest.raises(RolloutError, match="rollout --resume, before the nodes return"):
+            rollout_of(old, new_plan()).run()
+    assert confirmed(old) == [True, False, True]
+    old.forget()
+    rollout_of(old, new_plan(), start=fail_start).run(resume=True)
+    assert confirmed(old) == [True] * 3
+    assert ports(old) == [9000] * 3
+
+
+def test_rollback_of_a_finished_rollout(old: World) -> None:
+    rollout_of(old, new_plan()).run()
+    rollout_of(old, new_plan()).rollback()
+    assert ports(old) == [8888] * 3
+    assert confirmed(old) == [True] * 3
+    with pytest.raises(InputError, match="no rollout to take back"):
+        rollout_of(old, new_plan()).rollback()
+
+
+def test_a_first_rollout_goes_back_to_nothing(world: World) -> None:
+    for name in NAMES:
+        world.set(name, "image")
+    with pytest.raises(RolloutError, match="not serving"):
+        rollout_of(world, new_plan(), start=fail_start).run()
+    assert ports(world) == [None] * 3
+    assert "systemctl start --no-block -- spark.target" not in world.calls("spark1")
+
+
+def test_another_plan_cannot_be_resumed(old: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, "_serve", 0)
+        with pytest.raises(Interrupted):
+            rollout_of(old, new_plan()).run()
+    with pytest.raises(InputError, match="another plan"):
+        rollout_of(old, new_plan(9001)).run(resume=True)
+
+
+def test_nothing_is_stopped_when_a_node_cannot_be_prepared(old: World) -> None:
+    old.unset("spark2", "image")
+    old.set("spark2", "no-registry")
+    with pytest.raises(OperationError, match="spark2: pull the image"):
+        rollout_of(old, new_plan()).run()
+    assert [c for c in old.calls("spark1") if c.startswith("systemctl stop")] == []
+    assert ports(old) == [8888] * 3
+
+
+def test_the_timers_are_wound_up_while_it_waits(old: World) -> None:
+    held: list[str] = []
+    all_held = threading.Event()
+    original = Rollout._wind
+
+    class Counting(Rollout):
+        def _wind(self, remote: Remote) -> None:
+            held.append(remote.name)
+            original(self, remote)
+            if set(held) == set(NAMES):
+                all_held.set()
+
+    def slow(crew: Crew) -> Start:
+        class Waiting(QuickStart):
+            def run(self, preflight: object = None) -> float:
+                # the start takes longer than a third of the hold
+                assert all_held.wait(60)
+                return super().run(preflight)
+
+        return Waiting(crew)
+
+    work = rollout_of(old, new_plan(), start=slow)
+    counting = Counting(
+        work.crew,
+        work.state_file,
+        drain_limit=0,
+        root=old.root,
+        start=slow,
+        hold=1,
+    )
+    counting.run()
+    assert sorted(held[:3]) == list(NAMES)
+
+
+def test_a_damaged_state_file_is_named(old: World) -> None:
+    (old.base / "rollout.json").write_text("{")
+    with pytest.raises(InputError, match="state cannot be read"):
+        rollout_of(old, new_plan()).run()
+
+
+def test_a_dry_run_names_every_command_in_order_and_runs_none(old: World) -> None:
+    rehearsal = Rehearsal()
+    before = old.ssh_log()
+    rollout_of(old, new_plan(), rehearsal=rehearsal, start=lambda c: Start(c)).run(canary="spark2")
+    assert old.ssh_log() == before
+    assert not (old.base / "rollout.json").exists()
+    steps = [f"{node}: {step}" for node, step, _, _ in rehearsal.commands]
+    assert [s for s in steps if "apply files" in s] == [
+        "spark2: apply files",
+        "spark1: apply files",
+        "spark3: apply files",
+    ]
+    assert steps.index("spark1: stop") < steps.index("spark2: stop")
+    assert steps.index("spark3: stop") < steps.index("spark2: apply files")
+    assert steps[-3:] == ["spark1: keep", "spark2: keep", "spark3: keep"]
+    applied = [text for _, step, _, text in rehearsal.commands if step == "apply files"]
+    assert all(text is not None and "apply --return-after 600" in text for text in applied)
+
+
+def test_a_dry_run_for_nixos_has_the_flake_s_commands(world: World) -> None:
+    path = Path(__file__).resolve().parents[2] / "examples/three-spark-triangle"
+    plan = lockfile.load(path / "cluster.lock.json")
+    assert [node.system for node in plan.nodes] == ["nixos"] * 3
+    rehearsal = Rehearsal()
+    rollout_of(world, plan, rehearsal=rehearsal, flake=".", start=lambda c: Start(c)).run()
+    steps = [f"{node}: {step}" for node, step, _, _ in rehearsal.commands]
+    assert steps[:6] == [
+        *(f"control: build {name}" for name in NAMES),
+        *(f"control: copy to {name}" for name in NAMES),
+    ]
+    armed, tested = steps.index("spark3: arm the return"), steps.index("spark3: activate")
+    assert armed < tested < steps.index("spark1: arm the return")
+    assert steps[-3:] == ["spark1: keep", "spark2: keep", "spark3: keep"]
+    with pytest.raises(InputError, match="give it with --flake"):
+        rollout_of(world, plan, rehearsal=Rehearsal()).run()

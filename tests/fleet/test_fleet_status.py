@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from fleet_world import World, make_plan
+
+from spark_appliance import lockfile
+from spark_appliance.fleet.logs import logs
+from spark_appliance.fleet.status import look
+
+
+def serving(world: World) -> None:
+    world.put_plan()
+    world.set("spark1", "ready")
+    for name in ("spark1", "spark2", "spark3"):
+        world.set(name, "active/spark-engine.service", "active")
+    for name in ("spark2", "spark3"):
+        world.report(name, engine={"health": 200})
+
+
+def test_a_cluster_that_serves_is_good(world: World) -> None:
+    serving(world)
+    overview = look(world.crew())
+    assert [item.state for item in overview.nodes] == ["serving"] * 3
+    assert overview.ready
+    assert overview.good
+    assert world.calls("spark2") == ["spark-node --node spark2 report --gpu"]
+
+
+def test_one_session_a_node_and_no_key_anywhere(world: World) -> None:
+    serving(world)
+    look(world.crew(), gpu=False)
+    assert len(world.ssh_log()) == 3
+    assert world.calls("spark1") == ["spark-node --node spark1 report"]
+
+
+def test_a_gone_node_is_part_of_the_answer(world: World) -> None:
+    serving(world)
+    world.set("spark3", "gone")
+    overview = look(world.crew())
+    assert [item.state for item in overview.nodes] == ["serving", "serving", "gone"]
+    assert "no SSH connection" in str(overview.nodes[2].error)
+    assert overview.ready
+    assert not overview.good
+
+
+def test_drift_from_the_plan_is_named(world: World) -> None:
+    serving(world)
+    other = make_plan(api={"port": 9999, "key_file": "/etc/spark/api-key"})
+    (world.node("spark2") / "etc/spark/plan.json").write_text(lockfile.dump(other))
+    world.report(
+        "spark3",
+        engine={"health": 200},
+        status={
+            "rails": [{"netdev": "enp1s0f0np0", "missing": ["no carrier"]}],
+            "engram": [{"name": "engram-l1-r2of3.bin", "good": False}],
+        },
+        versions={"generation": 4, "confirmed": 3},
+    )
+    overview = look(world.crew())
+    assert overview.nodes[1].drift == ("the node has another plan",)
+    assert overview.nodes[2].drift == (
+        "generation 4 is on trial, 3 is confirmed",
+        "enp1s0f0np0: no carrier",
+        "not packed: engram-l1-r2of3.bin",
+    )
+    assert not overview.good
+
+
+@pytest.mark.parametrize(
+    ("engine", "health", "state"),
+    [
+        ("active", 200, "serving"),
+        ("active", None, "starting"),
+        ("activating", None, "starting"),
+        ("inactive", None, "stopped"),
+        ("failed", None, "failed"),
+    ],
+)
+def test_the_word_for_a_worker(world: World, engine: str, health: int | None, state: str) -> None:
+    serving(world)
+    world.set("spark2", "active/spark-engine.service", engine)
+    world.report("spark2", engine={"health": health})
+    assert look(world.crew()).nodes[1].state == state
+
+
+def test_the_json_has_its_documented_shape(world: World) -> None:
+    serving(world)
+    world.report("spark1", engine={"metrics": {"tokens_per_second": 71.5, "running": 2}})
+    data = json.loads(json.dumps(look(world.crew()).as_json()))
+    assert data["version"] == 1
+    assert data["engine"] == {
+        "tokens_per_second": 71.5,
+        "running": 2.0,
+        "waiting": None,
+        "kv_use": None,
+        "accept_length": None,
+    }
+    assert set(data) == {"version", "cluster", "url", "ready", "good", "engine", "nodes"}
+    assert set(data["nodes"][0]) == {
+        "name",
+        "rank",
+        "state",
+        "error",
+        "drift",
+        "troubles",
+        "report",
+    }
+
+
+def test_logs_of_all_nodes_without_keys(world: World) -> None:
+    world.put_plan()
+    for name in ("spark1", "spark2", "spark3"):
+        world.journal(name, "spark-engine.service", f"server_args={{'api_key': 'abc{name}'}}")
+    lines: list[tuple[str, str]] = []
+    logs(world.crew(), lambda *line: lines.append(line), lines=5, follow=False)
+    assert [name for name, _ in lines] == ["spark1", "spark2", "spark3"]
+    assert not [text for _, text in lines if "abc" in text]
+
+
+def test_following_logs_reads_new_lines_until_interrupted(world: World) -> None:
+    world.put_plan()
+    world.journal("spark2", "spark-engine.service", "api_key='abc' line")
+    seen: list[str] = []
+
+    def show(_: str, line: str) -> None:
+        seen.append(line)
+        if len(seen) == 1:
+            assert "abc" not in line
+            world.journal("spark2", "spark-engine.service", "second")
+        else:
+            raise RuntimeError("enough")
+
+    with pytest.raises(RuntimeError, match="enough"):
+        logs(world.crew().only(["spark2"]), show, lines=5, follow=True)
+    assert "second" in seen[1]

@@ -153,3 +153,8 @@ def test_the_compiler_command_names_the_target() -> None:
     assert "-ffile-prefix-map=/s/src=src" in argv
     assert argv[-2:] == ["-o", "/w/libspark_engram.so"]
     assert "/w/root/usr/lib/aarch64-linux-gnu/liburing.a" in argv
+
+
+def test_the_engine_image_takes_whole_command_lines() -> None:
+    # node/container.py runs `IMAGE ARGV...` without --entrypoint
+    assert RECIPE.profiles["full"].entrypoint == ()

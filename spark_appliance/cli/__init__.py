@@ -44,6 +44,7 @@ _COMMANDS: dict[str, _Entry] = {
     "rollout": _Entry("rollout:rollout", "Bring a new plan to all nodes, with a way back."),
     "rollback": _Entry("rollout:rollback", "Take the last rollout back."),
     "doctor": _Entry("doctor:doctor", "Check every node: may this cluster boot?"),
+    "image": _Entry("image:image", "Build the container image, write the disk image."),
     "bench": _Entry("bench:bench", "Measure an endpoint so that others can check the numbers."),
 }
 

@@ -1,0 +1,123 @@
+"""Compile the native library of a plugin with the pinned compiler of the recipe."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import os
+import sys
+import tarfile
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from debian.debfile import DebFile
+
+from spark_appliance import process
+from spark_appliance.errors import InputError
+from spark_appliance.image.errors import ImageError
+from spark_appliance.image.lock import DebPackage, ImageLock
+from spark_appliance.image.recipe import Native
+from spark_appliance.image.store import Store
+
+_TIMEOUT_S = 1800.0
+_SUFFIXES = (".c", ".cc", ".cpp")
+
+
+def packages(lock: ImageLock, plugin: str) -> tuple[DebPackage, ...]:
+    """Return the Debian packages that a plugin is compiled against."""
+    name = Native.profile(plugin)
+    return tuple(package for package in lock.debian.packages if name in package.profiles)
+
+
+def build(
+    plugin: str, native: Native, folder: Path, debs: Sequence[DebPackage], store: Store
+) -> Path:
+    """Return the library, compiled now or earlier from the same inputs.
+
+    Args:
+        plugin: name of the project.
+        native: how it is compiled.
+        folder: the project.
+        debs: what ``packages`` returns.
+        store: where the packages are, and where the result is kept.
+
+    Raises:
+        InputError: the compiler is missing or has another version.
+        ImageError: a package is missing or wrong, or the compiler fails.
+    """
+    check_compiler(plugin, native)
+    sources = _sources(folder, native)
+    key = hashlib.sha256(native.model_dump_json().encode())
+    for path in sources:
+        key.update(path.name.encode() + b"\0" + path.read_bytes())
+    for package in debs:
+        key.update(package.sha256.encode())
+    kept = store.folder / "native" / key.hexdigest() / native.library
+    if kept.is_file():
+        return kept
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ImageError(f"{kept.parent}: cannot write: {error.strerror}") from None
+    with tempfile.TemporaryDirectory(prefix="compile-", dir=kept.parent) as name:
+        work = Path(name)
+        for package in debs:
+            with DebFile(str(store.verified(package))) as archive:
+                tar: tarfile.TarFile = archive.data.tgz()
+                tar.extractall(work / "root", filter="data")
+        exports = "".join(f"{symbol}; " for symbol in native.exports)
+        (work / "exports.map").write_text(f"{{ global: {exports}local: *; }};\n")
+        process.run(
+            argv(native, sources, work),
+            timeout=_TIMEOUT_S,
+            env={"ZIG_GLOBAL_CACHE_DIR": str(work / "c"), "ZIG_LOCAL_CACHE_DIR": str(work / "c")},
+        )
+        os.replace(work / native.library, kept)  # noqa: PTH105 - atomic, same folder
+    return kept
+
+
+def argv(native: Native, sources: Sequence[Path], work: Path) -> list[str]:
+    """Return the compiler's command line; nothing of it depends on the host but paths."""
+    return [
+        *(sys.executable, "-m", "ziglang", "c++", "-target", native.target),
+        *("-shared", "-fPIC", "-s", *native.flags),
+        f"-ffile-prefix-map={sources[0].parent}=src",
+        f"-ffile-prefix-map={work}=work",
+        *("-isystem", str(work / "root/usr/include")),
+        *(str(path) for path in sources),
+        *(str(work / "root" / path) for path in native.archives),
+        f"-Wl,--version-script={work / 'exports.map'}",
+        *("-o", str(work / native.library)),
+    ]
+
+
+def check_compiler(plugin: str, native: Native) -> None:
+    """Refuse a missing compiler or another version of it: it would write other bytes.
+
+    Raises:
+        InputError: with the command that installs it.
+    """
+    name, _, version = native.compiler.partition("==")
+    try:
+        found = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        found = "none"
+    if found != version:
+        raise InputError.one(
+            "image.compiler",
+            f"the library of {plugin} is compiled with {native.compiler}, installed is {found}",
+            f"{sys.executable} -m pip install {native.compiler}",
+        )
+
+
+def _sources(folder: Path, native: Native) -> list[Path]:
+    found = sorted(
+        path
+        for name in native.sources
+        for path in (folder / name).iterdir()
+        if path.suffix in _SUFFIXES
+    )
+    if not found:
+        raise InputError.one("image.plugin", f"{folder}: no sources")
+    return found

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from spark_appliance.image import store as stores
+from spark_appliance.image.errors import DownloadError, HashMismatchError, ImageError
+from spark_appliance.image.store import Download, Store
+
+CONTENT = bytes(range(256)) * 4096
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+
+
+class Server(ThreadingHTTPServer):
+    """Serves CONTENT; ``cuts`` are the numbers of bytes after which answers break off."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.cuts: list[int] = []
+        self.ranges: list[str | None] = []
+        self.ignore_range = False
+
+    def item(self, sha256: str = SHA256) -> Download:
+        return Download("file.bin", sha256, f"http://127.0.0.1:{self.server_address[1]}/file.bin")
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        wanted = self.headers.get("Range")
+        self.server.ranges.append(wanted)
+        start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted else 0
+        if self.path != "/file.bin":
+            self.send_error(404)
+            return
+        if start and start >= len(CONTENT):
+            self.send_error(416)
+            return
+        if self.server.ignore_range:
+            start = 0
+        self.send_response(206 if start else 200)
+        body = CONTENT[start:]
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        cut = self.server.cuts.pop(0) if self.server.cuts else len(body)
+        self.wfile.write(body[:cut])
+
+    def log_message(self, *_: object) -> None:
+        """Stay quiet."""
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as running:
+        thread = threading.Thread(target=running.serve_forever)
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+def test_an_interrupted_download_goes_on_where_it_stopped(server: Server, tmp_path: Path) -> None:
+    server.cuts = [1000]
+    Store(tmp_path).fetch([server.item()])
+    assert server.ranges == [None, "bytes=1000-"]
+    assert Store(tmp_path).verified(server.item()).read_bytes() == CONTENT
+    assert not list((tmp_path / "partial").iterdir())
+
+
+def test_what_arrived_is_kept_for_the_next_run(server: Server, tmp_path: Path) -> None:
+    server.cuts = [10, 10, 10, 10]
+    with pytest.raises(DownloadError, match="ended after 40 bytes"):
+        Store(tmp_path).fetch([server.item()])
+    assert Store(tmp_path).locate(server.item()) is None
+    Store(tmp_path).fetch([server.item()])
+    assert server.ranges[-1] == "bytes=40-"
+    assert Store(tmp_path).verified(server.item()).read_bytes() == CONTENT
+
+
+def test_a_server_without_ranges(server: Server, tmp_path: Path) -> None:
+    server.cuts, server.ignore_range = [1000], True
+    Store(tmp_path).fetch([server.item()])
+    assert Store(tmp_path).verified(server.item()).read_bytes() == CONTENT
+
+
+def test_a_whole_partial_file_is_taken(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "partial").mkdir()
+    (tmp_path / "partial" / SHA256).write_bytes(CONTENT)
+    Store(tmp_path).fetch([server.item()])
+    assert Store(tmp_path).verified(server.item()).read_bytes() == CONTENT
+
+
+def test_wrong_bytes_never_get_a_name(server: Server, tmp_path: Path) -> None:
+    item = server.item("0" * 64)
+    with pytest.raises(HashMismatchError, match=SHA256):
+        Store(tmp_path).fetch([item])
+    assert Store(tmp_path).locate(item) is None
+    assert not list((tmp_path / "partial").iterdir())
+
+
+def test_a_file_that_is_gone(server: Server, tmp_path: Path) -> None:
+    item = Download("gone.bin", SHA256, server.item().url.replace("file", "gone"))
+    with pytest.raises(DownloadError, match="404"):
+        Store(tmp_path).fetch([item])
+    assert len(server.ranges) == 1
+
+
+def test_a_full_disc(server: Server, tmp_path: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("/dev/full does not exist")
+    (tmp_path / "partial").mkdir()
+    (tmp_path / "partial" / SHA256).symlink_to("/dev/full")
+    with pytest.raises(ImageError, match=f"cannot write: {os.strerror(errno.ENOSPC)}"):
+        Store(tmp_path).fetch([server.item()])
+    assert Store(tmp_path).locate(server.item()) is None
+
+
+def test_rotten_and_unreadable_files_are_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    item = Download("file.bin", SHA256, "")
+    path = Store(tmp_path).path(item)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(CONTENT[:-1])
+    with pytest.raises(HashMismatchError, match="the lock says"):
+        Store(tmp_path).verified(item)
+
+    def deny(_: Path) -> str:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(stores, "hash_file", deny)  # root may read everything
+    with pytest.raises(ImageError, match="cannot read: Permission denied"):
+        Store(tmp_path).verified(item)
+
+
+def test_seeds_are_checked_too(tmp_path: Path) -> None:
+    (tmp_path / "seed").mkdir()
+    (tmp_path / "seed/file.bin").write_bytes(CONTENT)
+    store = Store(tmp_path / "cache", [tmp_path / "seed"])
+    assert store.verified(Download("file.bin", SHA256, "")).parent == tmp_path / "seed"
+    with pytest.raises(HashMismatchError):
+        store.verified(Download("file.bin", "0" * 64, ""))
+    with pytest.raises(ImageError, match=r"other\.bin: not in"):
+        store.verified(Download("other.bin", SHA256, ""))
+
+
+def test_only_http(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="not an http address"):
+        Store(tmp_path).fetch([Download("x", SHA256, "file:///etc/passwd")])

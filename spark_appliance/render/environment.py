@@ -24,6 +24,8 @@ _HOST: Final[Mapping[str, str]] = {
     "HF_HUB_OFFLINE": "1",
     # each compile job takes 3 to 8 GiB of the same memory that holds the model (flashinfer#3634)
     "MAX_JOBS": "2",
+    # the engine's files are read-only: without a place for byte code every start compiles all
+    "PYTHONPYCACHEPREFIX": f"{CACHE_DIRECTORY}/pyc",
     "PYTHONUNBUFFERED": "1",
     # sglang puts the caches of Triton, Inductor, FlashInfer and CUDA below the first
     "SGLANG_CACHE_DIR": CACHE_DIRECTORY,

@@ -142,7 +142,12 @@ def _exec(context: NodeContext, arguments: argparse.Namespace, _: Journal) -> No
         replace_process(command, environment)
     if arguments.image is None:
         raise PlanError("exec --container needs --image")
-    from spark_appliance.node.container import SECCOMP_FILE, Container, seccomp_text
+    from spark_appliance.node.container import (
+        LOADER_VARIABLES,
+        SECCOMP_FILE,
+        Container,
+        seccomp_text,
+    )
     from spark_appliance.node.files import write_atomic
     from spark_appliance.node.prepare import owner_of
 
@@ -154,6 +159,8 @@ def _exec(context: NodeContext, arguments: argparse.Namespace, _: Journal) -> No
         writable_engram=arguments.writable_engram,
     )
     write_atomic(context.path(SECCOMP_FILE), seccomp_text())
+    for name in LOADER_VARIABLES:
+        environment.pop(name, None)
     replace_process(container.argv(context, arguments.rest), environment)
 
 

@@ -67,6 +67,10 @@ SECCOMP: Final[dict[str, Any]] = {
 }
 
 
+LOADER_VARIABLES: Final = frozenset({"LD_PRELOAD"})
+"""Variables that would change the runtime's client itself: given by value, kept from it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Container:
     """How to run a container of the engine's image."""
@@ -118,8 +122,10 @@ class Container:
         if library is not None:
             words += _mount(library.text("path"), readonly=True)
         words += ["--workdir", cache]
-        for name in sorted({*plan_environment(context), "HOME"}):
-            words += ["--env", name]
+        variables = plan_environment(context)
+        for name in sorted({*variables, "HOME"}):
+            # what the loader reads is for the engine, not for the runtime's client
+            words += ["--env", f"{name}={variables[name]}" if name in LOADER_VARIABLES else name]
         return [*words, self.image, *engine_command(context, None, command)]
 
 

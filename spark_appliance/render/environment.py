@@ -107,6 +107,10 @@ def generated(
             # the head offers its message queue there. SGLANG_LOCAL_IP_NIC would name the netdev,
             # but needs the module netifaces, which sglang does not depend on
             env["SGLANG_HOST_IP"] = cluster.nodes[rank].address
+    library = cluster.topology.nccl_library
+    if library is not None:
+        # torch finds its own libnccl by RPATH; a library of that name that is already loaded wins
+        env |= {"LD_PRELOAD": library, "SGLANG_NCCL_SO_PATH": library}
     plugins = []
     if engram_directory is not None:
         plugins.append("spark_engram")

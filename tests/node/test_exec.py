@@ -169,6 +169,21 @@ def test_the_program_runs_the_container_client(
     assert json.loads((root / "run/spark/seccomp.json").read_text()) == SECCOMP
 
 
+def test_a_replaced_nccl_is_for_the_engine_and_not_for_the_client(
+    root: Path, plan: dict[str, Any], context_of: Callable[..., NodeContext], tmp_path: Path
+) -> None:
+    write(root / ENV_FILE, "NCCL_IB_GID_INDEX=5\n")
+    plan["nodes"][0]["env"]["LD_PRELOAD"] = "/opt/nccl/libnccl.so.2"
+    context_of(plan)
+    client = tmp_path / "docker"
+    client.write_text('#!/bin/sh\necho "preload:${LD_PRELOAD-none}"\necho "$*"\n')
+    client.chmod(0o755)
+    words = ["--container", "c", "--container-runtime", str(client), "--image", "i"]
+    preload, line = spark_node(root, *words).stdout.splitlines()
+    assert preload == "preload:none"
+    assert "--env LD_PRELOAD=/opt/nccl/libnccl.so.2 " in line
+
+
 def test_a_program_that_is_not_there(
     root: Path, plan: dict[str, Any], context_of: Callable[..., NodeContext]
 ) -> None:

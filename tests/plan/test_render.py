@@ -95,6 +95,8 @@ def test_environment_by_topology() -> None:
     assert ring["NCCL_ALGO"] == "Ring"
     assert ring["NCCL_SWITCHLESS_RING_ONLY"] == "1"
     assert ring["NCCL_IB_EXTENDED_IPV4_GIDS"] == "1"
+    assert ring["LD_PRELOAD"] == ring["SGLANG_NCCL_SO_PATH"] == "/opt/libnccl.so.2"
+    assert "LD_PRELOAD" not in switch
     assert ring["NCCL_MAX_NCHANNELS"] == ring["NCCL_MIN_NCHANNELS"] == "4"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Final, Literal
 
 from spark_appliance import process
@@ -25,6 +25,9 @@ _SSH_FAILED = 255
 _NO_PYTHON = 127
 
 State = Literal["asking", "answered", "failed"]
+_WAKE_S: Final = 0.2
+"""Seconds between two looks at whether the user interrupted."""
+
 Tell = Callable[[str, State, str], None]
 """Called with node, state and a text when something happens on a node."""
 
@@ -52,10 +55,14 @@ def collect(
     running = Sessions()
     pool = ThreadPoolExecutor(max_workers=len(hosts))
     try:
-        futures = {
+        futures: dict[str, Future[Answer]] = {
             name: pool.submit(_ask, name, host, programs[name], deadline, tell, running)
             for name, host in hosts.items()
         }
+        pending: set[Future[Answer]] = set(futures.values())
+        while pending:
+            # bounded: an interrupt that came just before a wait without end would never be seen
+            _, pending = wait(pending, timeout=_WAKE_S)
         return {name: future.result() for name, future in futures.items()}
     finally:
         running.close()

@@ -105,7 +105,8 @@ class Crew:
                 }
                 pending = set(futures)
                 while pending:
-                    done, pending = wait(pending, return_when=FIRST_COMPLETED)
+                    # bounded, so that an interrupt that came just before is seen
+                    done, pending = wait(pending, 0.2, return_when=FIRST_COMPLETED)
                     for future in done:
                         name = futures[future]
                         try:

@@ -128,7 +128,7 @@ class Judge:
         lines = []
         for action in self._parser._actions:
             kind = _kind(action)
-            choices = "|".join(map(str, action.choices)) if action.choices else ""
+            choices = "|".join(sorted(map(str, action.choices))) if action.choices else ""
             lines += [
                 f"{flag[2:]} {kind} {choices}".rstrip()
                 for flag in action.option_strings

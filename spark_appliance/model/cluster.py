@@ -98,7 +98,6 @@ _SYSTEM_DIRECTORIES = frozenset(
         "run",
         "sbin",
         "sys",
-        "tmp",
         "usr",
     ]
 )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -64,6 +65,8 @@ def package_steps(arguments: list[str], notes: list[str]) -> list[Step]:
 
 def main() -> int:
     """Run all checks; return the exit status."""
+    # a background job ignores SIGINT, and so would every test that interrupts a program
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     environment = dict(os.environ, PYTHONDONTWRITEBYTECODE="1")
     failed: list[str] = []
     skipped: list[str] = []

@@ -218,6 +218,8 @@ def main() -> None:
         refuse(f"started with {words[:2]} instead of -m sglang.launch_server")
     given = options(words[2:])
     key = check_settings(given, words)
+    # as sglang does (srt/entrypoints/engine.py:1185), key and all: the unit has to keep it back
+    print(f"server_args={ {**vars(given), 'api_key': key} }", file=sys.stderr, flush=True)
     if os.environ.get("STAND_IN_FAIL"):
         refuse("told to fail by STAND_IN_FAIL")
     peers = meet(given)

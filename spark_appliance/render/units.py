@@ -65,6 +65,10 @@ _PRIVATE: Final[Mapping[str, str]] = {
 }
 """Holds for every service here, the engine included."""
 
+KEY_IN_LOG: Final = """~api[_-]key['"]?[:=] ?(Some[(])?['"]"""
+"""Messages that systemd (253 or newer) drops: sglang 0.5.23 logs its resolved arguments, the key in
+clear text among them (srt/entrypoints/engine.py:1185); the router does so in Rust's notation."""
+
 _PROGRAM: Final[Mapping[str, str]] = {
     **_PRIVATE,
     "ProtectHome": "yes",
@@ -349,7 +353,7 @@ def _engine(rank: Rank, needed: list[str]) -> UnitPlan:
         "Restart": "no",
     }
     if rank.head and rank.key_file is not None:
-        settings["LoadCredential"] = _credential(rank.key_file)
+        settings |= _with_key(rank.key_file)
     stop_post: list[list[str]] = []
     if rank.system == "nixos":
         execute = rank.command("exec", "--python", PYTHON)
@@ -400,7 +404,7 @@ def _ready(rank: Rank) -> UnitPlan:
         "Restart": "no",
     }
     if rank.key_file is not None:
-        settings["LoadCredential"] = _credential(rank.key_file)
+        settings |= _with_key(rank.key_file)
     return _unit(
         READY,
         "The endpoint answers a real generation",
@@ -436,7 +440,7 @@ def _router(rank: Rank) -> UnitPlan:
         "TimeoutStopSec": "30",
     }
     if rank.key_file is not None:
-        settings["LoadCredential"] = f"api-key:{rank.key_file}"
+        settings |= _with_key(rank.key_file)
     return _unit(
         ROUTER,
         "One address for several clusters",
@@ -464,8 +468,12 @@ def _privileged(command: list[str]) -> list[str]:
     return [f"+{command[0]}", *command[1:]]
 
 
-def _credential(key_file: str) -> str:
-    return f"api-key:{key_file.replace('%', '%%')}"
+def _with_key(key_file: str) -> Settings:
+    """Return the settings of a unit that is given the API key, and keeps it out of the journal."""
+    return {
+        "LoadCredential": f"api-key:{key_file.replace('%', '%%')}",
+        "LogFilterPatterns": KEY_IN_LOG,
+    }
 
 
 def _path(path: str) -> str:

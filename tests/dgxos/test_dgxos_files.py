@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from dgxos_plans import DIGEST, EXAMPLES, dgx_plan, example, node_of
+from systemd_here import known_here
 
 from spark_appliance import lockfile, node_zipapp
 from spark_appliance.dgxos.compare import expected_units, split_words, written_units
@@ -15,6 +16,7 @@ from spark_appliance.dgxos.render import actions, bundle, node_files, watches
 from spark_appliance.errors import InputError
 from spark_appliance.model.plan import NodePlan, Plan
 from spark_appliance.node.generations.bundle import read_bundle
+from spark_appliance.render.units import KEY_IN_LOG
 
 PROGRAM = b"program"
 PLACEHOLDERS = {
@@ -172,7 +174,10 @@ def test_only_the_path_of_the_key_is_written() -> None:
         for line in file.text.splitlines()
         if "key" in line and "keyfile" not in line
     ]
-    assert set(lines) == {"LoadCredential=api-key:/etc/spark/api-key"}
+    assert set(lines) == {
+        "LoadCredential=api-key:/etc/spark/api-key",
+        f"LogFilterPatterns={KEY_IN_LOG}",
+    }
 
 
 def test_the_bundle_reads_back_as_the_same_files() -> None:
@@ -214,7 +219,7 @@ def test_systemd_accepts_every_unit(tmp_path: Path) -> None:
                     text = text.replace(program, "/bin/true")
                 path = root / file.path.rsplit("/", 1)[1]
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(text)
+                path.write_text(known_here(text))
                 paths.append(str(path))
             done = subprocess.run(
                 ["systemd-analyze", "verify", "--man=no", "--recursive-errors=one", *paths],

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from systemd_here import known_here
 
 from spark_appliance.errors import OperationError
 from spark_appliance.model.plan import NodePlan, UnitPlan
 from spark_appliance.node import cli
 from spark_appliance.node.errors import PlanError
+from spark_appliance.render.units import KEY_IN_LOG
 from spark_appliance.unitfile import command_line, unit_text
 
 from .conftest import rendered
@@ -64,7 +66,7 @@ def test_systemd_accepts_every_unit(plan_of: dict[str, Any], tmp_path: Path) -> 
         folder = tmp_path / node.name
         folder.mkdir()
         for unit in services(node):
-            (folder / unit.name).write_text(unit_text(unit, PATHS))
+            (folder / unit.name).write_text(known_here(unit_text(unit, PATHS)))
         for unit in node.units:
             if unit.type == "mount" and node.weights.mount is not None:
                 where = node.weights.mount.where
@@ -80,6 +82,32 @@ def test_systemd_accepts_every_unit(plan_of: dict[str, Any], tmp_path: Path) -> 
         )
         ours = [line for line in done.stderr.splitlines() if "spark" in line]
         assert (done.returncode, ours) == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("line", "dropped"),
+    [
+        # as sglang 0.5.23 prints its resolved arguments, and its router its own
+        ("server_args={'model_path': '/models/x', 'api_key': 'k-1', 'tp_size': 3}", True),
+        ("ServerArgs(host='0.0.0.0', api_key=\"k'1\")", True),
+        ("server_args={'api_key': None, 'admin_api_key': 'k-2'}", True),
+        ('RouterConfig { api_key: Some("k-1"), port: 30000 }', True),
+        ("server_args={'model_path': '/models/x', 'api_key': None}", False),
+        ("RouterConfig { api_key: None, port: 30000 }", False),
+        ("Load weight begin. avail mem=106.31 GB", False),
+        ("the API key is read from /run/credentials/spark-engine.service/api-key", False),
+    ],
+)
+def test_the_key_does_not_reach_the_journal(line: str, *, dropped: bool) -> None:
+    assert KEY_IN_LOG.startswith("~")
+    assert bool(re.search(KEY_IN_LOG[1:], line)) == dropped
+
+
+def test_who_gets_the_key_filters_its_log(plan_of: dict[str, Any]) -> None:
+    for node in nodes(plan_of):
+        for unit in services(node):
+            filtered = unit.settings.get("LogFilterPatterns") == KEY_IN_LOG
+            assert filtered == ("LoadCredential" in unit.settings), unit.name
 
 
 def test_spark_node_understands_its_own_command_lines(plan_of: dict[str, Any]) -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from spark_appliance.errors import InputError, Location, Problem
 from spark_appliance.files import read_bounded
 from spark_appliance.memory import Budget
 from spark_appliance.model.cluster import Cluster, read_cluster
+from spark_appliance.model.findings import Finding
 from spark_appliance.model.plan import Plan
-from spark_appliance.model.yamlfile import MAX_BYTES, parse
-from spark_appliance.profiles import load_profile
+from spark_appliance.model.yamlfile import MAX_BYTES, Document, parse
+from spark_appliance.profiles import LoadedProfile, load_profile
 from spark_appliance.render import render
 
 
@@ -77,10 +78,24 @@ def open_cluster(path: Path) -> Opened:
         ) from None
     rendering = render(cluster, loaded)
     problems = sorted(
-        (document.problem(finding, absent=("profile",)) for finding in rendering.findings),
+        (_placed(finding, document, loaded) for finding in rendering.findings),
         key=lambda problem: (
             ("error", "warning", "note").index(problem.severity),
             (problem.where.line or 0) if problem.where else 0,
         ),
     )
     return Opened(path, cluster, rendering.plan, rendering.budgets, tuple(problems))
+
+
+def _placed(finding: Finding, document: Document, loaded: LoadedProfile) -> Problem:
+    """Give a finding its line: in the cluster file, or in the user's profile if that says it."""
+    profile, path = loaded.document, finding.path[1:]
+    if (
+        profile is not None
+        and finding.path[:1] in (("profile",), ("engine",))
+        and finding.path not in document.places
+        and path in profile.places
+        and path
+    ):
+        return profile.problem(replace(finding, path=path))
+    return document.problem(finding, absent=("profile",))

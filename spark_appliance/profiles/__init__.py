@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
@@ -17,11 +17,15 @@ from spark_appliance.model.yamlfile import MAX_BYTES, Document, parse
 
 @dataclass(frozen=True, slots=True)
 class LoadedProfile:
-    """A profile, the sizes of its model and the sha256 of its content (not of its comments)."""
+    """A profile, the sizes of its model and the sha256 of its content (not of its comments).
+
+    ``document`` is where its values stand; None for a bundled one, which nobody edits.
+    """
 
     profile: Profile
     facts: ModelFacts
     sha256: str
+    document: Document | None
 
 
 def bundled_names() -> list[str]:
@@ -53,9 +57,9 @@ def load_profile(name: str, base: Path) -> LoadedProfile:
                 f"use one of {', '.join(bundled_names())}, or a path such as ./my-profile.yaml",
             )
         raw = (resources.files(__name__) / "data" / f"{name}.yaml").read_bytes()
-        document = parse(f"profile {name}", raw)
+        return replace(_resolve(parse(f"profile {name}", raw)), document=None)
     loaded = _resolve(document)
-    if "/" in name and loaded.profile.name in bundled_names():
+    if loaded.profile.name in bundled_names():
         raise InputError.one(
             "profile.name-taken",
             f"{loaded.profile.name} is the name of a bundled profile",
@@ -90,7 +94,7 @@ def _resolve(document: Document) -> LoadedProfile:
             kv_sharded=True,
         )
     canonical = json.dumps(profile.model_dump(mode="json"), sort_keys=True, ensure_ascii=False)
-    return LoadedProfile(profile, facts, hashlib.sha256(canonical.encode()).hexdigest())
+    return LoadedProfile(profile, facts, hashlib.sha256(canonical.encode()).hexdigest(), document)
 
 
 __all__ = ["LoadedProfile", "bundled_names", "load_profile"]

@@ -81,13 +81,14 @@ def check_overrides(cluster: Cluster, profile: Profile) -> list[Finding]:
     """Judge everything that the cluster file and the profile give to the engine."""
     findings: list[Finding] = []
     for name, value in profile.args.items():
-        findings += _flag(cluster, _PROFILE, ALIASES.get(name, name), value, profile.args)
+        path = (*_PROFILE, "args", name)
+        findings += _flag(cluster, path, ALIASES.get(name, name), value, profile.args)
     for name, text in profile.env.items():
-        findings += _variable(_PROFILE, name, text)
-    for path, args in override_paths(cluster):
+        findings += _variable((*_PROFILE, "env", name), name, text)
+    for where, args in override_paths(cluster):
         for name, value in args.items():
-            findings += _flag(cluster, (*path, name), ALIASES.get(name, name), value, args)
-        findings += _given_twice(path, args)
+            findings += _flag(cluster, (*where, name), ALIASES.get(name, name), value, args)
+        findings += _given_twice(where, args)
     findings += _ranks_agree(cluster)
     places: list[tuple[Path, Mapping[str, str | None]]] = [(("engine", "env"), cluster.engine.env)]
     places += [

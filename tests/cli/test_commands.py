@@ -409,3 +409,20 @@ def test_shell_completion_lists_commands():
 def test_unknown_command_and_option(run):
     assert run("rendr").status == 2
     assert run("check", "--nope").status == 2
+
+
+def test_mistakes_in_a_profile_of_one_s_own_are_shown_there(run, tmp_path):
+    bundled = ROOT / "spark_appliance" / "profiles" / "data" / "stable-tp3.yaml"
+    profile = bundled.read_text().replace("name: stable-tp3", "name: mine")
+    profile = profile.replace("args:\n", "args:\n  no-such-flag: 1\n")
+    profile = profile.replace("env:\n", "env:\n  NCCL_NET: Socket\n")
+    (tmp_path / "mine.yaml").write_text(profile)
+    cluster = (ROOT / "examples" / "three-spark-triangle" / "cluster.yaml").read_text()
+    (tmp_path / "cluster.yaml").write_text(
+        cluster.replace("profile: stable-tp3", "profile: ./mine.yaml")
+    )
+    result = run("check")
+    assert result.status == 2
+    for name in ("no-such-flag", "NCCL_NET"):
+        line = 1 + profile[: profile.index(f"  {name}:")].count("\n")
+        assert f"mine.yaml:{line}:" in result.err, result.err

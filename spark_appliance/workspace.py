@@ -14,6 +14,7 @@ from spark_appliance.model.plan import Plan
 from spark_appliance.model.yamlfile import MAX_BYTES, Document, parse
 from spark_appliance.profiles import LoadedProfile, load_profile
 from spark_appliance.render import render
+from spark_appliance.topology.drawing import Drawing
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class Opened:
     plan: Plan | None
     budgets: tuple[Budget, ...]
     problems: tuple[Problem, ...]
+    drawing: Drawing | None
 
     @property
     def errors(self) -> tuple[Problem, ...]:
@@ -40,6 +42,16 @@ class Opened:
         if self.plan is None:
             raise InputError(self.errors)
         return self.plan
+
+    def require_drawing(self) -> Drawing:
+        """Return what can be drawn, which does not need memory to suffice.
+
+        Raises:
+            InputError: with every error, when the cabling is wrong.
+        """
+        if self.drawing is None:
+            raise InputError(self.errors)
+        return self.drawing
 
 
 def open_cluster(path: Path) -> Opened:
@@ -84,7 +96,9 @@ def open_cluster(path: Path) -> Opened:
             (problem.where.line or 0) if problem.where else 0,
         ),
     )
-    return Opened(path, cluster, rendering.plan, rendering.budgets, tuple(problems))
+    return Opened(
+        path, cluster, rendering.plan, rendering.budgets, tuple(problems), rendering.drawing
+    )
 
 
 def _placed(finding: Finding, document: Document, loaded: LoadedProfile) -> Problem:

@@ -19,15 +19,15 @@ from spark_appliance.workspace import open_cluster
 )
 def topology(cluster: Path, output: Path | None) -> None:
     """Draw the cabling of CLUSTER: cages, cables, interface names, addresses, ranks."""
-    plan = open_cluster(cluster).require_plan()
+    drawing = open_cluster(cluster).require_drawing()
     if str(output) == "-":
-        click.echo(picture.svg(plan), nl=False)
+        click.echo(picture.svg(drawing), nl=False)
         return
     if output is None:
-        click.echo(picture.text(plan), nl=False)
+        click.echo(picture.text(drawing), nl=False)
         return
     try:
-        lockfile.write(output, picture.svg(plan))
+        lockfile.write(output, picture.svg(drawing))
     except OSError as error:
         raise OperationError(f"{output}: cannot write the picture: {error.strerror}") from None
     click.echo(f"wrote {output}", err=True)

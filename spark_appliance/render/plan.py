@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from spark_appliance.memory import TOTAL_GIB, Budget, Workload, budget, check_budget
 from spark_appliance.model.cluster import Cluster
@@ -45,6 +45,7 @@ from spark_appliance.render.router import router_plan
 from spark_appliance.render.rules import NFS_PORT, check_cluster
 from spark_appliance.render.units import LIMITS, Rank, units
 from spark_appliance.topology import Fabric, Rail, build_fabric
+from spark_appliance.topology.drawing import Drawing, DrawnNode
 
 ENGINE: Final = Engine(package="sglang", version="0.5.23")
 
@@ -61,12 +62,13 @@ class Rendering:
     """What became of a cluster: the plan when nothing stops it, the budgets, all findings.
 
     ``budgets`` are by rank and are there whenever they could be computed, also for a plan that
-    does not fit.
+    does not fit; so is ``drawing``, when the cabling is right.
     """
 
     plan: Plan | None
     budgets: tuple[Budget, ...]
     findings: tuple[Finding, ...]
+    drawing: Drawing | None
 
 
 def render(cluster: Cluster, loaded: LoadedProfile) -> Rendering:
@@ -76,6 +78,7 @@ def render(cluster: Cluster, loaded: LoadedProfile) -> Rendering:
     findings = [*check_cluster(cluster, profile, facts), *check_overrides(cluster, profile)]
     fabric, topology_findings = build_fabric(cluster)
     findings += topology_findings
+    drawing = None if fabric is None or errors(topology_findings) else _drawing(cluster, fabric)
     args = arguments(profile, cluster, 0)
     work, work_findings = workload(args, facts)
     findings += work_findings
@@ -98,7 +101,7 @@ def render(cluster: Cluster, loaded: LoadedProfile) -> Rendering:
             elif own != work:
                 findings += check_budget(facts, parallelism, own, budgets[rank], path)
     if fabric is None or parallelism is None or work is None or errors(findings):
-        return Rendering(None, budgets, tuple(findings))
+        return Rendering(None, budgets, tuple(findings), drawing)
     nodes = [
         _node(cluster, loaded, facts, fabric, parallelism, rank, budgets[rank])
         for rank in range(count)
@@ -110,14 +113,54 @@ def render(cluster: Cluster, loaded: LoadedProfile) -> Rendering:
         engram=facts.engram is not None,
     )
     if errors(findings):
-        return Rendering(None, budgets, tuple(findings))
-    return Rendering(_plan(cluster, loaded, fabric, parallelism, nodes), budgets, tuple(findings))
+        return Rendering(None, budgets, tuple(findings), drawing)
+    plan = _plan(cluster, loaded, fabric, parallelism, nodes)
+    return Rendering(plan, budgets, tuple(findings), drawing)
 
 
 def cluster_sha256(cluster: Cluster) -> str:
     """Return the sha256 of a cluster's content; comments and key order do not change it."""
     text = json.dumps(cluster.model_dump(mode="json"), sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _topology(cluster: Cluster, fabric: Fabric) -> TopologyPlan:
+    names = [node.name for node in cluster.nodes]
+    return TopologyPlan(
+        kind=cluster.topology.kind,
+        mtu=cluster.topology.mtu,
+        cables=[
+            CablePlan(
+                a=CableEnd(node=names[cable.a.rank], cage=cable.a.cage),
+                b=None
+                if cable.b is None
+                else CableEnd(node=names[cable.b.rank], cage=cable.b.cage),
+            )
+            for cable in fabric.cables
+        ],
+    )
+
+
+def _drawing(cluster: Cluster, fabric: Fabric) -> Drawing:
+    return Drawing(
+        name=cluster.name,
+        topology=_topology(cluster, fabric),
+        nodes=tuple(
+            DrawnNode(
+                name=node.name,
+                rank=rank,
+                role=_role(rank),
+                address=node.address,
+                lan_interface=node.lan_interface,
+                rails=tuple(_rail(cluster, rail) for rail in fabric.of(rank)),
+            )
+            for rank, node in enumerate(cluster.nodes)
+        ),
+    )
+
+
+def _role(rank: int) -> Literal["head", "worker"]:
+    return "head" if rank == 0 else "worker"
 
 
 def _plan(
@@ -145,19 +188,7 @@ def _plan(
             shards=cluster.model.shards,
             served_name=cluster.model.served_name,
         ),
-        topology=TopologyPlan(
-            kind=cluster.topology.kind,
-            mtu=cluster.topology.mtu,
-            cables=[
-                CablePlan(
-                    a=CableEnd(node=names[cable.a.rank], cage=cable.a.cage),
-                    b=None
-                    if cable.b is None
-                    else CableEnd(node=names[cable.b.rank], cage=cable.b.cage),
-                )
-                for cable in fabric.cables
-            ],
-        ),
+        topology=_topology(cluster, fabric),
         parallel=ParallelPlan(
             tp=parallelism.tp,
             ep=parallelism.ep,
@@ -225,7 +256,7 @@ def _node(
     return NodePlan(
         name=node.name,
         rank=rank,
-        role="head" if rank == 0 else "worker",
+        role=_role(rank),
         system=node.system,
         address=node.address,
         ssh=node.ssh or node.address,

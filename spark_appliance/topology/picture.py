@@ -1,4 +1,4 @@
-"""Draw a plan's cabling: as SVG for a wall, as text for a terminal."""
+"""Draw a cluster's cabling: as SVG for a wall, as text for a terminal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Final
 from xml.sax.saxutils import escape
 
-from spark_appliance.model.plan import CablePlan, NodePlan, Plan
+from spark_appliance.model.plan import CablePlan
+from spark_appliance.topology.drawing import Drawing, DrawnNode
 from spark_appliance.topology.hardware import CAGES
 
 _WIDTH: Final = 330
@@ -32,7 +33,7 @@ _COLOURS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _Box:
-    node: NodePlan
+    node: DrawnNode
     x: float
     y: float
 
@@ -50,11 +51,11 @@ class _Box:
         return self.x + (_WIDTH if right else 0), self.y + _HEAD + _CAGE * row + _CAGE / 2
 
 
-def svg(plan: Plan) -> str:
+def svg(drawing: Drawing) -> str:
     """Return an SVG document with cages, cables, interface names, addresses and ranks."""
-    boxes = {box.node.name: box for box in _place(plan)}
-    switch = any(cable.b is None for cable in plan.topology.cables)
-    width = max(box.x + _WIDTH for box in boxes.values()) + _side(plan)
+    boxes = {box.node.name: box for box in _place(drawing)}
+    switch = any(cable.b is None for cable in drawing.topology.cables)
+    width = max(box.x + _WIDTH for box in boxes.values()) + _side(drawing)
     height = max(box.y + box.height for box in boxes.values()) + _MARGIN + 30
     lines = [
         (
@@ -62,32 +63,32 @@ def svg(plan: Plan) -> str:
             f'width="{width:g}" height="{height:g}" font-family="DejaVu Sans, sans-serif" '
             'font-size="12">'
         ),
-        f"<title>{escape(plan.name)}: {plan.topology.kind} of {len(plan.nodes)}</title>",
+        f"<title>{escape(drawing.name)}: {drawing.topology.kind} of {len(drawing.nodes)}</title>",
         f'<rect width="{width:g}" height="{height:g}" fill="#ffffff"/>',
     ]
     if switch:
         lines += _switch(width)
     for box in boxes.values():
-        lines += _box(plan, box)
-    for number, cable in enumerate(plan.topology.cables):
-        lines += _cable(plan, boxes, cable, number, width)
+        lines += _box(drawing, box)
+    for number, cable in enumerate(drawing.topology.cables):
+        lines += _cable(drawing, boxes, cable, number, width)
     lines.append(
-        f'<text x="{_MARGIN}" y="{height - 14:g}" fill="#444444">{escape(_caption(plan))}</text>'
+        f'<text x="{_MARGIN}" y="{height - 14:g}" fill="#444444">{escape(_caption(drawing))}</text>'
     )
     lines.append("</svg>")
     return "\n".join(lines) + "\n"
 
 
-def text(plan: Plan) -> str:
+def text(drawing: Drawing) -> str:
     """Return the same for a terminal: one line a cable, then one line a rail."""
-    lines = [_caption(plan), ""]
-    for number, cable in enumerate(plan.topology.cables, 1):
+    lines = [_caption(drawing), ""]
+    for number, cable in enumerate(drawing.topology.cables, 1):
         other = "switch" if cable.b is None else f"{cable.b.node} {cable.b.cage}"
         left = f"{cable.a.node} {cable.a.cage}"
         lines.append(f"  cable {number}: {left} ────────── {other}")
-    if not plan.topology.cables:
+    if not drawing.topology.cables:
         lines.append("  no cables")
-    for node in plan.nodes:
+    for node in drawing.nodes:
         lines += ["", f"  {node.name}  rank {node.rank} ({node.role})  {node.address}"]
         for cage in CAGES.values():
             rails = [rail for rail in node.rails if rail.cage == cage.name]
@@ -101,16 +102,16 @@ def text(plan: Plan) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _caption(plan: Plan) -> str:
-    kind = plan.topology.kind
-    mtu = f", MTU {plan.topology.mtu}" if plan.topology.cables else ""
-    return f"{plan.name}: {kind} of {len(plan.nodes)}, TP {plan.parallel.tp}{mtu}"
+def _caption(drawing: Drawing) -> str:
+    kind = drawing.topology.kind
+    mtu = f", MTU {drawing.topology.mtu}" if drawing.topology.cables else ""
+    return f"{drawing.name}: {kind} of {len(drawing.nodes)}, TP {len(drawing.nodes)}{mtu}"
 
 
-def _place(plan: Plan) -> Iterator[_Box]:
+def _place(drawing: Drawing) -> Iterator[_Box]:
     """Put the nodes where their cables are short: a triangle, a square, or rows below a switch."""
     step_x, step_y = _WIDTH + _GAP, _HEAD + _CAGE * 2 + 90
-    kind = plan.topology.kind
+    kind = drawing.topology.kind
     top = _MARGIN
     if kind == "triangle":
         cells = [(0.5, 0.0), (1.0, 1.0), (0.0, 1.0)]
@@ -118,20 +119,20 @@ def _place(plan: Plan) -> Iterator[_Box]:
         cells = [(0.0, 0.0), (1.0, 0.0), (1.0, 1.0), (0.0, 1.0)]
     elif kind == "switch":
         top += 110
-        columns = min(len(plan.nodes), 4)
-        cells = [(i % columns * 0.85, float(i // columns)) for i in range(len(plan.nodes))]
+        columns = min(len(drawing.nodes), 4)
+        cells = [(i % columns * 0.85, float(i // columns)) for i in range(len(drawing.nodes))]
     else:
-        cells = [(float(i), 0.0) for i in range(len(plan.nodes))]
-    for node, (x, y) in zip(plan.nodes, cells, strict=True):
-        yield _Box(node, _side(plan) + x * step_x, top + y * step_y)
+        cells = [(float(i), 0.0) for i in range(len(drawing.nodes))]
+    for node, (x, y) in zip(drawing.nodes, cells, strict=True):
+        yield _Box(node, _side(drawing) + x * step_x, top + y * step_y)
 
 
-def _side(plan: Plan) -> int:
+def _side(drawing: Drawing) -> int:
     """Return the margin left and right; cables between rows run through it."""
-    return _MARGIN + 80 if plan.topology.kind in ("triangle", "ring") else _MARGIN
+    return _MARGIN + 80 if drawing.topology.kind in ("triangle", "ring") else _MARGIN
 
 
-def _box(plan: Plan, box: _Box) -> Iterator[str]:
+def _box(drawing: Drawing, box: _Box) -> Iterator[str]:
     node = box.node
     yield (
         f'<rect x="{box.x:g}" y="{box.y:g}" width="{_WIDTH}" height="{box.height:g}" rx="8" '
@@ -152,7 +153,7 @@ def _box(plan: Plan, box: _Box) -> Iterator[str]:
     for row, cage in enumerate(CAGES.values()):
         y = box.y + _HEAD + _CAGE * row
         rails = [rail for rail in node.rails if rail.cage == cage.name]
-        colour = _colour(plan, node.name, cage.name)
+        colour = _colour(drawing, node.name, cage.name)
         yield (
             f'<rect x="{box.x + 8:g}" y="{y:g}" width="{_WIDTH - 16}" height="{_CAGE - 6}" rx="4" '
             f'fill="#ffffff" stroke="{colour or "#bbbbbb"}" stroke-width="{2 if rails else 1}"/>'
@@ -171,7 +172,7 @@ def _box(plan: Plan, box: _Box) -> Iterator[str]:
 
 
 def _cable(
-    plan: Plan, boxes: dict[str, _Box], cable: CablePlan, number: int, width: float
+    drawing: Drawing, boxes: dict[str, _Box], cable: CablePlan, number: int, width: float
 ) -> Iterator[str]:
     first = boxes[cable.a.node]
     colour = _COLOURS[number % len(_COLOURS)]
@@ -197,7 +198,7 @@ def _cable(
         # the point of a cubic curve half-way along
         label = ((x1 + x2 + 3 * (out_1 + out_2)) / 8, (y1 + y2) / 2)
     yield f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="4"/>'
-    words = [f"cable {number + 1}", *_subnets(plan, cable)]
+    words = [f"cable {number + 1}", *_subnets(drawing, cable)]
     half = max(map(len, words)) * 3.6 + 4
     x, y = min(max(label[0], half + 4), width - half - 4), label[1]
     top = y - 7.5 * len(words)
@@ -212,17 +213,21 @@ def _cable(
         )
 
 
-def _subnets(plan: Plan, cable: CablePlan) -> list[str]:
+def _subnets(drawing: Drawing, cable: CablePlan) -> list[str]:
     """Return the subnets of a direct cable, one a twin."""
     if cable.b is None:
         return []
-    node = plan.node(cable.a.node)
-    rails = [rail for rail in node.rails if rail.cage == cable.a.cage] if node else []
+    rails = [
+        rail
+        for node in drawing.nodes
+        for rail in node.rails
+        if (node.name, rail.cage) == (cable.a.node, cable.a.cage)
+    ]
     return [str(ipaddress.IPv4Interface(rail.address).network) for rail in rails]
 
 
-def _colour(plan: Plan, node: str, cage: str) -> str | None:
-    for number, cable in enumerate(plan.topology.cables):
+def _colour(drawing: Drawing, node: str, cage: str) -> str | None:
+    for number, cable in enumerate(drawing.topology.cables):
         for end in (cable.a, cable.b):
             if end is not None and (end.node, end.cage) == (node, cage):
                 return _COLOURS[number % len(_COLOURS)]

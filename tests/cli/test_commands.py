@@ -426,3 +426,13 @@ def test_mistakes_in_a_profile_of_one_s_own_are_shown_there(run, tmp_path):
     for name in ("no-such-flag", "NCCL_NET"):
         line = 1 + profile[: profile.index(f"  {name}:")].count("\n")
         assert f"mine.yaml:{line}:" in result.err, result.err
+
+
+def test_a_cluster_that_does_not_fit_memory_can_be_drawn(run, tmp_path):
+    (tmp_path / "cluster.yaml").write_text(run("init", "--topology", "pair", "--nodes", "2").out)
+    assert run("check", "--quiet").status == 2
+    drawn = run("topology")
+    assert drawn.status == 0
+    assert "cable 1: spark1 p0 ────────── spark2 p0" in drawn.out
+    assert run("topology", "-o", "picture.svg").status == 0
+    assert "</svg>" in (tmp_path / "picture.svg").read_text()

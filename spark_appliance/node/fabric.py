@@ -18,6 +18,9 @@ ENV_FILE: Final = "/run/spark/fabric.env"
 
 GID_INDEX: Final = "NCCL_IB_GID_INDEX"
 
+HOST_IP: Final = "SGLANG_HOST_IP"
+"""In the plan when the cluster file gives an address; with a host name the node knows it best."""
+
 POLL_SECONDS: Final = 1.0
 
 ICMP_OVERHEAD: Final = 28
@@ -111,6 +114,8 @@ class Fabric:
 
     def _environment(self, seen: list[Seen]) -> str:
         lines = ["# written by spark-node fabric; valid for the next start of the engine only"]
+        if HOST_IP not in self.context.node.mapping("env"):
+            lines.append(f"{HOST_IP}={self._own_address()}")
         indices = {item.rail.rdma: item.gid_index for item in seen if item.gid_index is not None}
         if len(set(indices.values())) == 1:
             index = next(iter(indices.values()))
@@ -124,6 +129,17 @@ class Fabric:
                 "taking the links down and up in the same order usually makes them equal"
             )
         return "\n".join(lines) + "\n"
+
+    def _own_address(self) -> str:
+        """Return the first IPv4 address of the LAN interface: what the ranks' sockets go over."""
+        lan = self.context.node.text("lan_interface")
+        found = addresses(self.runner).get(lan, ())
+        if not found:
+            raise NodeError(
+                f"{self.context.name}: {lan} has no IPv4 address, so {HOST_IP} cannot be set: give "
+                "it one, or correct nodes[].lan_interface in the cluster file"
+            )
+        return found[0].partition("/")[0]
 
 
 def read_environment(path: Path) -> dict[str, str]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 
 from spark_appliance.node.errors import NodeError
 from spark_appliance.node.fabric import Fabric, read_environment
-from spark_appliance.node.plan import NodeContext
+from spark_appliance.node.plan import NodeContext, read_context
 
 from .conftest import FakeClock, FakeRunner, Log, Sysfs, mapped_gid
 
@@ -19,6 +20,7 @@ class World:
     def __init__(
         self, plan: dict[str, Any], root: Path, context: NodeContext, clock: FakeClock, log: Log
     ) -> None:
+        self.plan = plan
         self.node = plan["nodes"][0]
         self.root, self.context, self.clock, self.log = root, context, clock, log
         self.sysfs = Sysfs(root, self.node)
@@ -210,3 +212,31 @@ def test_ip_that_fails_is_an_error(world: World) -> None:
 def test_reading_without_fabric_says_what_to_look_at(tmp_path: Path) -> None:
     with pytest.raises(NodeError, match=r"is spark-fabric\.service up"):
         read_environment(tmp_path / "fabric.env")
+
+
+def with_lan(world: World, *addresses: str) -> None:
+    """Take the address out of the plan, as for a node with a host name, and give it to the LAN."""
+    del world.node["env"]["SGLANG_HOST_IP"]
+    (world.root / "etc/spark/plan.json").write_text(json.dumps(world.plan))
+    world.context = read_context(world.root / "etc/spark/plan.json", "spark1", world.root)
+    links = json.loads(world.sysfs.ip_json())
+    info = [{"local": address, "prefixlen": 24} for address in addresses]
+    links.append({"ifname": world.node["lan_interface"], "addr_info": info})
+    world.ip = (0, json.dumps(links))
+
+
+def test_a_node_with_a_host_name_gets_its_address_from_the_lan(world: World) -> None:
+    with_lan(world, "192.168.7.5", "192.168.7.6")
+    world.run()
+    assert read_environment(world.env_file) == {
+        "SGLANG_HOST_IP": "192.168.7.5",
+        "NCCL_IB_GID_INDEX": "3",
+    }
+
+
+def test_a_lan_without_an_address_is_said(world: World) -> None:
+    with_lan(world)
+    assert world.fails() == (
+        "spark1: enP7s7 has no IPv4 address, so SGLANG_HOST_IP cannot be set: give it one, or "
+        "correct nodes[].lan_interface in the cluster file"
+    )

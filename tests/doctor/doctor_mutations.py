@@ -13,6 +13,7 @@ from doctor_root import header, receipt
 from spark_appliance.doctor.document import Document
 from spark_appliance.doctor.registry import Answer, Bandwidth, Facts
 from spark_appliance.errors import Problem
+from spark_appliance.model.plan import ImagePlan
 from spark_appliance.names import ENGINE, NFS_SERVER
 
 GIB = 1 << 30
@@ -708,6 +709,13 @@ def another_image(facts: Facts) -> Facts:
     digest = "sha256:" + "c" * 64
     facts = put(facts, "engine", "unit", "image", f"registry.example/sglang@{digest}")
     return put(facts, "containers", "images", 0, "Digest", digest)
+
+
+@bad("IMG.DIGEST", dgx=True)
+def image_that_the_plan_has_not(facts: Facts) -> Facts:
+    digest = "sha256:" + "d" * 64
+    image = ImagePlan(name=digest, reference=None, digest=digest, runtime="docker")
+    return with_plan(facts, image=image)
 
 
 @bad("IMG.DIGEST", dgx=True)

@@ -69,7 +69,8 @@ def identity(document: Document) -> str | None:
     do="Install or roll out again; an image is named by its digest, never by a tag.",
 )
 def digest(facts: Facts) -> Iterator[Verdict]:
-    """Compare what the engine's units run, and that images are named by digest and present."""
+    """Compare what the engine's units run with the plan; images are named by digest and present."""
+    planned = facts.plan.image.digest if facts.plan.image is not None else None
     found = {}
     for name, document in facts.documents().items():
         try:
@@ -81,6 +82,8 @@ def digest(facts: Facts) -> Iterator[Verdict]:
             yield fail("the unit names no digest and no Python prefix", name)
             continue
         found[name] = what
+        if planned is not None and what.startswith("sha256:") and what != planned:
+            yield fail(f"the unit runs {what[:19]}…, the plan has {planned[:19]}…", name)
         if what.startswith("sha256:") and not _present(document, what):
             yield fail(f"{what[:19]}… is not on the node", name, do="Run spark-appliance install.")
     systems = {node.system for node in facts.plan.nodes}

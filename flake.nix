@@ -24,7 +24,7 @@
       perSystem = spark.forSystems (import ./checks/outputs.nix { inherit spark; });
     in
     {
-      lib = { inherit (spark) mkFleet readPlan planVersion; };
+      lib = { inherit (spark) mkFleet nodePlan readPlan planVersion; };
 
       overlays.default = spark.overlay;
 

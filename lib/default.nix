@@ -12,7 +12,16 @@ let
 
   packagesFor = pkgs: import ../pkgs { inherit pkgs poetry2nix; };
 
-  modules = import ../modules { inherit packagesFor planVersion nixos-dgx-spark; };
+  nodePlan = import ./node-plan.nix { inherit lib; };
+
+  modules = import ../modules {
+    inherit
+      packagesFor
+      planVersion
+      nodePlan
+      nixos-dgx-spark
+      ;
+  };
 
   readPlan =
     lock:
@@ -154,6 +163,7 @@ in
     lib
     mkFleet
     modules
+    nodePlan
     packagesFor
     planVersion
     readPlan

@@ -217,8 +217,9 @@ in
     plan = mkOption {
       type = (pkgs.formats.json { }).type;
       description = ''
-        The plan that lies on the node as `/etc/spark/plan.json`. The fleet module takes the
-        cluster's plan; without it a plan of this one node is made of the other options.
+        The plan that lies on the node as `/etc/spark/plan.json`. The fleet module takes what of
+        the cluster's plan concerns this node; without it a plan of this one node is made of the
+        other options.
       '';
       defaultText = lib.literalMD "a plan with this one node";
     };

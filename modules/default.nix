@@ -2,6 +2,7 @@
 {
   packagesFor,
   planVersion,
+  nodePlan,
   nixos-dgx-spark,
 }:
 let
@@ -45,7 +46,7 @@ rec {
     weights
     engram
     engine
-    (import ./fleet.nix { inherit planVersion; })
+    (import ./fleet.nix { inherit planVersion nodePlan; })
   ];
   # apart from default: it brings nixpkgs' image.repart options with it
   image = module "image" [ ./image.nix ];

@@ -1,5 +1,5 @@
 # One node of a plan: the plan becomes the options of the other modules, and nothing is decided.
-{ planVersion }:
+{ planVersion, nodePlan }:
 {
   config,
   lib,
@@ -16,7 +16,6 @@ let
 
   node = lib.head found;
   plan = cfg.plan;
-  head = lib.head plan.nodes;
   count = lib.length plan.nodes;
   units = lib.listToAttrs (map (unit: lib.nameValuePair unit.name unit) node.units);
 in
@@ -98,7 +97,9 @@ in
 
         services.spark = {
           nodeName = node.name;
-          inherit plan units;
+          # not the whole plan: what concerns other nodes must not change this one
+          plan = nodePlan plan node.name;
+          inherit units;
 
           fabric = lib.mkIf (node.rails != [ ]) {
             enable = true;
@@ -161,7 +162,7 @@ in
             enable = true;
             inherit (node) argv env rank;
             ranks = count;
-            apiKeyFile = if node.rank == head.rank then plan.api.key_file else null;
+            apiKeyFile = if node.role == "head" then plan.api.key_file else null;
             configFile = node.config_file;
             cacheDirectory = node.cache_directory;
             ncclLibrary = if node.nccl_library == null then null else node.nccl_library.path;

@@ -1,14 +1,19 @@
-"""The plan as bytes: written sorted and byte-stable, read back checked, compared as a diff."""
+"""The plan as bytes: written sorted and byte-stable, read back checked, compared as a diff.
+
+Whole, as ``cluster.lock.json``, or as the own plan that lies on one node.
+"""
 
 from __future__ import annotations
 
 import difflib
 import json
 from pathlib import Path
+from typing import Any
 
 from spark_appliance.errors import InputError, Location, Problem
 from spark_appliance.files import read_bounded, write_text
 from spark_appliance.model.plan import Plan, read_plan
+from spark_appliance.node import projection
 
 LOCK_NAME = "cluster.lock.json"
 
@@ -21,10 +26,34 @@ write = write_text
 
 def dump(plan: Plan) -> str:
     """Return the plan as text: keys sorted, two spaces, one newline at the end."""
-    return (
-        json.dumps(plan.model_dump(mode="json"), sort_keys=True, indent=2, ensure_ascii=False)
-        + "\n"
-    )
+    return _text(plan.model_dump(mode="json"))
+
+
+def dump_own(plan: Plan, node: str) -> str:
+    """Return a node's own plan as text.
+
+    Raises:
+        KeyError: when the plan has no such node.
+    """
+    return _text(projection.node_plan(plan.model_dump(mode="json"), node))
+
+
+def sha256(plan: Plan) -> str:
+    """Return the hash of a plan's content."""
+    return projection.sha256(plan.model_dump(mode="json"))
+
+
+def own_sha256(plan: Plan, node: str) -> str:
+    """Return the hash of a node's own plan, as the node computes it of what lies there.
+
+    Raises:
+        KeyError: when the plan has no such node.
+    """
+    return projection.sha256(projection.node_plan(plan.model_dump(mode="json"), node))
+
+
+def _text(data: Any) -> str:
+    return json.dumps(data, sort_keys=True, indent=2, ensure_ascii=False) + "\n"
 
 
 def load(path: Path) -> Plan:

@@ -18,7 +18,7 @@ TARGET: Final = "spark.target"
 NFS_SERVER: Final = "nfs-server.service"
 
 PLAN_PATH: Final = "/etc/spark/plan.json"
-"""Where every node keeps the whole plan."""
+"""Where every node keeps its own plan (spark_appliance.node.projection)."""
 
 PLAN_VERSION: Final = 1
 """Version of the plan's schema; readers refuse any other."""

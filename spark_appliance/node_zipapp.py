@@ -25,7 +25,9 @@ _MAIN: Final = "from spark_appliance.node.cli import main\n\nmain()\n"
 def sources() -> dict[str, Path]:
     """Return what goes in, by name in the archive: the node programs and the names they share."""
     package = Path(spark_appliance.__file__).parent
-    files = [package / "__init__.py", package / "names.py", *(package / "node").rglob("*.py")]
+    node = package / "node"
+    files = [package / "__init__.py", package / "names.py", *node.rglob("*.py")]
+    files += node.rglob("*.json")
     return {f"spark_appliance/{file.relative_to(package).as_posix()}": file for file in files}
 
 

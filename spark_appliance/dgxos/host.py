@@ -1,4 +1,4 @@
-"""The plan itself, the node program, the engine's user, limits, sshd's share of memory."""
+"""The node's own plan, the node program, the engine's user, limits, sshd's share of memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 from spark_appliance import lockfile
 from spark_appliance.dgxos.files import NodeFile, ini, link, text_file
-from spark_appliance.model.plan import Plan
+from spark_appliance.model.plan import NodePlan, Plan
 from spark_appliance.names import ENGINE_USER, PLAN_PATH
 from spark_appliance.node.generations.activate import command
 
@@ -47,9 +47,9 @@ def recovery_files() -> Iterator[NodeFile]:
     yield link(f"/etc/systemd/system/multi-user.target.wants/{RECOVER_UNIT}", f"../{RECOVER_UNIT}")
 
 
-def host_files(plan: Plan, program: bytes) -> Iterator[NodeFile]:
+def host_files(plan: Plan, node: NodePlan, program: bytes) -> Iterator[NodeFile]:
     """Yield the files that belong to no other part; ``program`` is the spark-node archive."""
-    yield NodeFile(PLAN_PATH, lockfile.dump(plan).encode())
+    yield NodeFile(PLAN_PATH, lockfile.dump_own(plan, node.name).encode())
     yield NodeFile(SPARK_NODE, program, 0o755)
     yield text_file("/etc/sysusers.d/spark.conf", f'u {ENGINE_USER} - "SGLang engine" -\n')
     # services have LimitMEMLOCK; this is for people of the group who run RDMA tests by hand

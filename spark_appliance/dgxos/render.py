@@ -40,7 +40,7 @@ def node_files(plan: Plan, node: NodePlan, program: bytes) -> list[NodeFile]:
         placeholders["@image@"] = plan.image.name
         placeholders["@container-runtime@"] = RUNTIMES[plan.image.runtime]
     rest = [
-        *host_files(plan, program),
+        *host_files(plan, node, program),
         *network_files(plan, node),
         *storage_files(node),
         *unit_files(node, placeholders),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -42,14 +40,7 @@ def base(plan: Plan, problems: Sequence[Problem] = (), lock: Path | None = None)
         plan=plan,
         problems=tuple(problems),
         lock_state=state,
-        plan_sha256=canonical_sha256(plan),
     )
-
-
-def canonical_sha256(plan: Plan) -> str:
-    """Return the hash of a plan's content, as the probe makes it of the plan on a node."""
-    text = json.dumps(plan.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def hosts(plan: Plan, nodes: Sequence[str] | None = None) -> dict[str, Host]:

@@ -43,14 +43,13 @@ class Facts:
     """Everything that checks may look at.
 
     ``lock_state`` is that of the plan file beside the cluster file: absent, same or stale.
-    ``plan_sha256`` is that of the plan's content. ``deep`` and ``bandwidth`` are measurements.
+    ``deep`` and ``bandwidth`` are measurements.
     """
 
     plan: Plan
     answers: Mapping[str, Answer] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
     lock_state: str = "absent"
-    plan_sha256: str = ""
     deep: Mapping[str, Answer] = field(default_factory=dict)
     bandwidth: tuple[Bandwidth, ...] = ()
 

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import dataclass
 from typing import Any, Final
 
 from spark_appliance.fleet.remote import Remote, StepError
-from spark_appliance.model.plan import Plan
 
 REPORT_SECONDS: Final = 45.0
 """More than nvidia-smi, systemctl and the engine's routes together may take on the node."""
-
-
-def plan_sha256(plan: Plan) -> str:
-    """Return the hash that nodes compute of their plan: over its canonical JSON."""
-    data = plan.model_dump(mode="json")
-    text = json.dumps(data, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +36,7 @@ class Report:
 
     @property
     def plan(self) -> str | None:
-        """Hash of the plan on the node."""
+        """Hash of the plan on the node: its own (``lockfile.own_sha256``)."""
         value = self.part("status", "plan", "sha256")
         return str(value) if value else None
 

@@ -17,13 +17,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+from spark_appliance import lockfile
 from spark_appliance.errors import InputError, OperationError
 from spark_appliance.fleet.crew import Crew, FleetError
 from spark_appliance.fleet.evidence import RunFolder
 from spark_appliance.fleet.install import Installer, real_root
 from spark_appliance.fleet.nixos import Nixos
 from spark_appliance.fleet.remote import Remote, StepError, Stopped
-from spark_appliance.fleet.report import ask, plan_sha256
+from spark_appliance.fleet.report import ask
 from spark_appliance.fleet.rolloutstate import NodeState, RolloutState, read, write
 from spark_appliance.fleet.serve import Preflight, ServeError, Start
 from spark_appliance.fleet.stop import DRAIN_LIMIT, stop
@@ -97,7 +98,7 @@ class Rollout:
                 "go on with spark-appliance rollout --resume, or take it back with "
                 "spark-appliance rollback",
             )
-        wanted = plan_sha256(self.crew.plan)
+        wanted = lockfile.sha256(self.crew.plan)
         if resume:
             if old is None or not old.unfinished:
                 raise InputError.one(
@@ -196,7 +197,7 @@ class Rollout:
         report = ask(fresh)
         if self._dry:
             return
-        if report.plan != plan_sha256(self.crew.plan):
+        if report.plan != lockfile.own_sha256(self.crew.plan, remote.name):
             raise StepError(remote.name, "health", "the node does not have the new plan")
         failed = [unit for unit in report.failed_units if unit != PACK]
         if failed:

@@ -8,13 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from spark_appliance import lockfile
 from spark_appliance.errors import OperationError
 from spark_appliance.fleet import drain
 from spark_appliance.fleet.crew import Crew
 from spark_appliance.fleet.evidence import RunFolder
 from spark_appliance.fleet.follow import Failure, Followers, clock_offsets, save_logs
 from spark_appliance.fleet.remote import NodeGoneError, Remote, StepError
-from spark_appliance.fleet.report import Report, ask, plan_sha256
+from spark_appliance.fleet.report import Report, ask
 from spark_appliance.fleet.units import started_by_target, systemctl
 from spark_appliance.names import SUPERVISOR
 
@@ -88,9 +89,8 @@ class Start:
         raise ServeError(reason, first, self._keep_logs(since))
 
     def _same_plan(self) -> None:
-        wanted = plan_sha256(self.crew.plan)
-
         def check(remote: Remote) -> None:
+            wanted = lockfile.own_sha256(self.crew.plan, remote.name)
             found = ask(remote).plan
             if self.crew.rehearsal is None and found != wanted and not self.any_plan:
                 raise StepError(

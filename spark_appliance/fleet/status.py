@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
+from spark_appliance import lockfile
 from spark_appliance.errors import OperationError
 from spark_appliance.fleet.crew import Crew
-from spark_appliance.fleet.report import Report, ask, plan_sha256
+from spark_appliance.fleet.report import Report, ask
 from spark_appliance.model.plan import NodePlan
 from spark_appliance.names import ENGINE, PACK
 
@@ -95,9 +96,13 @@ class Overview:
 def look(crew: Crew, *, gpu: bool = True) -> Overview:
     """Ask every node once; a node that does not answer is part of the result."""
     reports, failures = crew.gather(lambda remote: ask(remote, gpu=gpu))
-    wanted = plan_sha256(crew.plan)
     nodes = tuple(
-        _status(remote.plan, reports.get(remote.name), failures.get(remote.name), wanted)
+        _status(
+            remote.plan,
+            reports.get(remote.name),
+            failures.get(remote.name),
+            lockfile.own_sha256(crew.plan, remote.name),
+        )
         for remote in crew
     )
     return Overview(crew.plan.name, crew.plan.api.url, nodes)

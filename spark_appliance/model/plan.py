@@ -34,6 +34,10 @@ class Engine(_Model):
 
     package: str = Field(description="Distribution name.")
     version: str = Field(description="Exact version.")
+    agreement_sha256: str = Field(
+        description="sha256 of the flags, variables and NCCL library that must be the same on "
+        "every rank. The supervisors compare it, with all else that the nodes' own plans share."
+    )
 
 
 class Checkpoint(_Model):

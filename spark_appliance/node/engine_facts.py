@@ -49,12 +49,13 @@ _SERVER_INFO: Final = (
 
 def engine_facts(context: NodeContext) -> dict[str, Any]:
     """Return readiness, gauges and version of the engine; on a worker only whether it lives."""
+    if not context.is_head:
+        # ranks above 0 answer their health route once their weights are loaded, on loopback alone
+        port = context.plan.view("ports").integer("api")
+        status, _ = _ask(f"http://127.0.0.1:{port}/health", None)
+        return {"health": status, "metrics": {}, "server": {}}
     url = urlsplit(context.plan.view("health").text("live_url"))
     base = f"{url.scheme}://{url.netloc}"
-    if not context.is_head:
-        # ranks above 0 answer their health route once their weights are loaded
-        status, _ = _ask(f"{base}/health", None)
-        return {"health": status, "metrics": {}, "server": {}}
     ready, _ = _ask(f"{base}/ready", None)
     status, raw = _ask(f"{base}/metrics", None)
     metrics = parse_metrics(raw.decode(errors="replace")) if status == 200 else {}

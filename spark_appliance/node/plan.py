@@ -5,7 +5,6 @@ The plan was validated where it was rendered; here only what a program asks for 
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any
 
 from spark_appliance.names import PLAN_VERSION
 from spark_appliance.node.errors import PlanError
+from spark_appliance.node.projection import is_whole, sha256, shared_plan
 
 _REMEDY = "install the plan of this version again: spark-appliance render, then install"
 
@@ -108,13 +108,16 @@ class View:
 class NodeContext:
     """The plan, one node of it, and the root below which all paths are looked up.
 
-    ``sha256`` is over the plan's canonical JSON: two files that say the same are the same plan.
+    The plan may be whole or this node's own (``projection``). ``sha256`` is over its canonical
+    JSON: two files that say the same are the same plan. ``shared_sha256`` is over what the plans
+    of all nodes have in common.
     """
 
     plan: View
     node: View
     root: Path
     sha256: str
+    shared_sha256: str
 
     @property
     def name(self) -> str:
@@ -165,7 +168,11 @@ def read_context(plan: Path, node: str, root: Path) -> NodeContext:
     view = View(data, str(plan) + ":")
     for candidate in view.views("nodes"):
         if candidate.text("name") == node:
-            canonical = json.dumps(data, sort_keys=True, separators=(",", ":")).encode()
-            return NodeContext(view, candidate, root, hashlib.sha256(canonical).hexdigest())
+            if not is_whole(candidate.data):
+                raise PlanError(
+                    f"{plan}: is another node's own plan, {node!r} is only named in it; install "
+                    "this node (spark-appliance install), or give --plan cluster.lock.json"
+                )
+            return NodeContext(view, candidate, root, sha256(data), sha256(shared_plan(data)))
     names = ", ".join(candidate.text("name") for candidate in view.views("nodes"))
     raise PlanError(f"{plan}: has no node {node!r}; it has {names}")

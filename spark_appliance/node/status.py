@@ -57,7 +57,7 @@ def status(context: NodeContext, runner: Runner) -> dict[str, Any]:
         "time": time.time(),
         "plan": {
             "sha256": context.sha256,
-            "cluster_sha256": context.plan.view("source").text("cluster_sha256"),
+            "shared_sha256": context.shared_sha256,
         },
         "units": tried(lambda: _units(context, runner)),
         "ready": context.path(guard.READY_FILE).exists(),

@@ -82,29 +82,6 @@ ORDER: Final = (
 )
 """The order of the published four-Spark command; other flags follow sorted."""
 
-RANK_LOCAL: Final = frozenset(
-    {
-        "mem-fraction-static",
-        "log-level",
-        "log-level-http",
-        "log-requests",
-        "log-requests-level",
-        "crash-dump-folder",
-        "show-time-cost",
-        "enable-metrics",
-        "sleep-on-idle",
-        "download-dir",
-        "watchdog-timeout",
-        "soft-watchdog-timeout",
-        "weight-loader-disable-mmap",
-        "weight-loader-prefetch-checkpoints",
-        "weight-loader-prefetch-num-threads",
-        "weight-loader-drop-cache-after-load",
-        "model-loader-extra-config",
-    }
-)
-"""Flags that may differ between ranks; any other difference makes ranks disagree and hang."""
-
 
 def merge(profile: Profile, cluster: Cluster, rank: int) -> Arguments:
     """Return the free flags of one rank; false and null take a flag out."""

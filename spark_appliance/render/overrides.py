@@ -16,7 +16,8 @@ from spark_appliance.model.cluster import Cluster, Scalar
 from spark_appliance.model.findings import Finding, Path, Severity
 from spark_appliance.model.flags import Flag, closest, known_flags, known_variables
 from spark_appliance.model.profile import Profile
-from spark_appliance.render.arguments import ALIASES, OWNED, RANK_LOCAL, override_paths
+from spark_appliance.render.agreement import MAY_DIFFER, flag_must_agree, variable_must_agree
+from spark_appliance.render.arguments import ALIASES, OWNED, override_paths
 
 _SECRET_VARIABLE: Final = re.compile(
     r"(^|_)(API_?KEY|ACCESS_?KEY(_ID)?|TOKEN|SECRET|PASS|PASSWORD|PASSWD|CREDENTIALS?|KEY)(_|$)"
@@ -59,7 +60,6 @@ _OWNED_VARIABLES: Final[Mapping[str, str]] = {
 }
 """Variables that the plan sets itself -> what decides them."""
 
-_RANK_LOCAL_VARIABLES: Final = ("NCCL_DEBUG", "SGLANG_LOG")
 _PROFILE: Final[Path] = ("profile",)
 _TRUE: Final = {"1", "true", "yes", "y"}
 _SPECULATIVE_SLOTS: Final = 8
@@ -209,18 +209,18 @@ def _ranks_agree(cluster: Cluster) -> Iterator[Finding]:
     for rank, node in enumerate(cluster.nodes):
         for name in node.engine.args:
             plain = ALIASES.get(name, name)
-            if plain not in RANK_LOCAL and plain not in OWNED:
+            if flag_must_agree(plain) and plain not in OWNED:
                 yield Finding(
                     "engine.ranks-disagree",
                     ("nodes", rank, "engine", "args", name),
                     f"--{plain} must be the same on every rank, else they wait for each other "
                     "forever [P88]",
                     "move it to engine.args, for all nodes; per node may differ: "
-                    + ", ".join(sorted(RANK_LOCAL)),
+                    + ", ".join(sorted(MAY_DIFFER)),
                 )
         for name in node.engine.env:
-            shared = name.startswith(("NCCL_", "SGLANG_", "GLOO_")) and name not in _OWNED_VARIABLES
-            if shared and not name.startswith((*_RANK_LOCAL_VARIABLES, "NCCL_IB_GID_INDEX")):
+            judged_elsewhere = name in _OWNED_VARIABLES or name.startswith("NCCL_IB_GID_INDEX")
+            if variable_must_agree(name) and not judged_elsewhere:
                 yield Finding(
                     "engine.ranks-disagree",
                     ("nodes", rank, "engine", "env", name),

@@ -38,6 +38,7 @@ from spark_appliance.names import PLAN_VERSION
 from spark_appliance.parallel import Parallelism, judge
 from spark_appliance.profiles import LoadedProfile
 from spark_appliance.render import host, storage
+from spark_appliance.render.agreement import agreement_sha256
 from spark_appliance.render.arguments import CONFIG_FILE, arguments, argv, workload
 from spark_appliance.render.environment import CACHE_DIRECTORY, environment, generated
 from spark_appliance.render.overrides import check_effective, check_overrides
@@ -47,7 +48,8 @@ from spark_appliance.render.units import LIMITS, Rank, units
 from spark_appliance.topology import Fabric, Rail, build_fabric
 from spark_appliance.topology.drawing import Drawing, DrawnNode
 
-ENGINE: Final = Engine(package="sglang", version="0.5.23")
+ENGINE_PACKAGE: Final = ("sglang", "0.5.23")
+"""Distribution and exact version."""
 
 READY_TIMEOUT: Final = 3600
 """Seconds until a start is given up: published starts take 3 to 25 minutes, and up to 36 after a
@@ -180,7 +182,13 @@ def _plan(
             profile=loaded.profile.name,
             profile_sha256=loaded.sha256,
         ),
-        engine=ENGINE,
+        engine=Engine(
+            package=ENGINE_PACKAGE[0],
+            version=ENGINE_PACKAGE[1],
+            agreement_sha256=agreement_sha256(
+                arguments(loaded.profile, cluster, 0), nodes[0].env, nodes[0].nccl_library
+            ),
+        ),
         model=Checkpoint(
             path=cluster.model.path,
             id=cluster.model.id,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from spark_appliance import lockfile
 from spark_appliance.doctor.checks.common import (
     CONTAINER,
     all_ok,
@@ -338,15 +339,14 @@ def units(facts: Facts, node: NodePlan, document: Document) -> Iterator[Verdict]
     do="Render, then install or roll out.",
 )
 def plan(facts: Facts, node: NodePlan, document: Document) -> Iterator[Verdict]:
-    """Compare the plan on the node with the one in hand."""
-    del node
+    """Compare the plan on the node with what the one in hand says for it."""
     files = document.section("files")
     if not files.at(PLAN_FILE).present:
         reason = files.at("errors", PLAN_FILE).optional()
         yield skip(reason or "the node is not installed yet")
         return
     digest = files.at(PLAN_FILE, "canonical_sha256").text()
-    same_plan = digest == facts.plan_sha256
+    same_plan = digest == lockfile.own_sha256(facts.plan, node.name)
     yield ok("the same plan") if same_plan else warn(f"{PLAN_FILE} is another plan")
 
 

@@ -135,7 +135,7 @@ def _identity(context: NodeContext, journal: Journal, *, alone: bool) -> Identit
             f"{CLUSTER_KEY} is not there: only the addresses of the plan protect the supervisors; "
             "put the same random key on every node"
         )
-    return Identity(context.name, context.sha256, key)
+    return Identity(context.name, context.shared_sha256, key)
 
 
 async def _listen_address(context: NodeContext, others: list[str]) -> str:

@@ -3,15 +3,16 @@
 import json
 
 spark = [spark1, spark2, spark3]
-plan = json.loads("{}")
 
 start_all()
 
 with subtest("every rail comes up and every peer answers"):
     for machine in spark:
         machine.wait_for_unit("spark-fabric.service")
-    plan = json.loads(spark1.succeed("cat /etc/spark/plan.json"))
-    nodes = {node["name"]: node for node in plan["nodes"]}
+    nodes = {}
+    for machine in spark:
+        own = json.loads(machine.succeed("cat /etc/spark/plan.json"))["nodes"]
+        nodes[machine.name] = next(node for node in own if node["name"] == machine.name)
 
 with subtest("addresses, MTU and names are the plan's"):
     for machine in spark:

@@ -66,10 +66,12 @@ def nodes(folder: Path, plan: Plan) -> Iterator[None]:
         subprocess.run(argv, check=True)
     programs = folder / "programs"
     programs.mkdir()
-    (folder / "plan.json").write_text(lockfile.dump(plan))
+    for node in plan.nodes:
+        (folder / f"{node.name}.json").write_text(lockfile.dump_own(plan, node.name))
     (folder / "spark-node.pyz").write_bytes(node_zipapp.build())
     spark_node = (
-        f'#!/bin/sh\nexec {sys.executable} {folder}/spark-node.pyz --plan {folder}/plan.json "$@"\n'
+        f"#!/bin/sh\n# called as: spark-node --node NAME report\n"
+        f'exec {sys.executable} {folder}/spark-node.pyz --plan "{folder}/$2.json" "$@"\n'
     )
     (programs / "spark-node").write_text(spark_node)
     (folder / "sshd_config").write_text(

@@ -40,6 +40,7 @@ def base(plan: Plan, problems: Sequence[Problem] = (), lock: Path | None = None)
         plan=plan,
         problems=tuple(problems),
         lock_state=state,
+        plan_sha256={node.name: lockfile.own_sha256(plan, node.name) for node in plan.nodes},
     )
 
 

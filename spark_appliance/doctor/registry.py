@@ -43,13 +43,15 @@ class Facts:
     """Everything that checks may look at.
 
     ``lock_state`` is that of the plan file beside the cluster file: absent, same or stale.
-    ``deep`` and ``bandwidth`` are measurements.
+    ``plan_sha256`` is, by node, that of the node's own plan. ``deep`` and ``bandwidth`` are
+    measurements.
     """
 
     plan: Plan
     answers: Mapping[str, Answer] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
     lock_state: str = "absent"
+    plan_sha256: Mapping[str, str] = field(default_factory=dict)
     deep: Mapping[str, Answer] = field(default_factory=dict)
     bandwidth: tuple[Bandwidth, ...] = ()
 

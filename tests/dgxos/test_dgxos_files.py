@@ -15,6 +15,7 @@ from spark_appliance.dgxos.files import HEADER, NodeFile
 from spark_appliance.dgxos.render import actions, bundle, node_files, watches
 from spark_appliance.errors import InputError
 from spark_appliance.model.plan import NodePlan, Plan
+from spark_appliance.model.yamlfile import parse
 from spark_appliance.node.generations.bundle import read_bundle
 from spark_appliance.render.units import KEY_IN_LOG
 
@@ -70,7 +71,26 @@ def test_every_mount_system_unit_export_rail_and_sysctl_of_the_plan_is_written(p
             assert hosts == node.weights.export.clients
         else:
             assert "/etc/exports.d/spark.exports" not in files
-        assert json.loads(files["/etc/spark/plan.json"].text) == json.loads(lockfile.dump(plan))
+        assert json.loads(files["/etc/spark/plan.json"].text) == json.loads(
+            lockfile.dump_own(plan, node.name)
+        )
+
+
+def test_a_change_of_one_node_writes_nothing_new_on_the_others() -> None:
+    path = example("three-spark-triangle")
+    nodes = parse(str(path), path.read_bytes()).data["nodes"]
+    for node in nodes:
+        node["system"] = "dgx-os"
+    nodes[1]["engram"] = {"device": "/dev/disk/by-id/nvme-new"}
+    plan = dgx_plan(path)
+    # the network is only used to check the addresses
+    newer = dgx_plan(path, nodes=nodes, management_network="192.168.0.0/16")
+    assert newer.source != plan.source
+    same = [
+        node_files(plan, old, PROGRAM) == node_files(newer, new, PROGRAM)
+        for old, new in zip(plan.nodes, newer.nodes, strict=True)
+    ]
+    assert same == [True, False, True]
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.parent.name)

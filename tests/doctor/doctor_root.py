@@ -346,7 +346,7 @@ class FakeSpark:
             "get-feature:0x08 (Interrupt Coalescing), Current value:0x00000107\n",
             "nvme", "get-feature", "/dev/nvme0", "-f", "8",
         )  # fmt: skip
-        self.file(PLAN_FILE, lockfile.dump(self.plan))
+        self.file(PLAN_FILE, lockfile.dump_own(self.plan, self.node.name))
         (self.root / node.cache_directory.lstrip("/")).mkdir(parents=True)
 
     def _engram(self) -> None:

@@ -8,6 +8,7 @@ import pytest
 from doctor_mutations import CASES, Case, measured, put, unit
 
 from spark_appliance.doctor.evaluate import evaluate
+from spark_appliance.doctor.examine import base
 from spark_appliance.doctor.registry import CHECKS, Answer, Facts
 from spark_appliance.doctor.result import Result
 from spark_appliance.model.plan import NcclLibrary, Plan
@@ -148,3 +149,12 @@ def test_an_error_inside_a_check_is_a_failure_of_that_check_only(
     results = evaluate(good, ("probe",))
     assert troubles(results) == {"HOST.SWAP": "fail"}
     assert "ZeroDivisionError" in next(r.seen for r in results if r.check == "HOST.SWAP")
+
+
+def test_a_newer_plan_concerns_only_the_nodes_it_changes(good: Facts):
+    data = good.plan.model_dump(mode="json")
+    data["source"]["cluster_sha256"] = "0" * 64
+    data["nodes"][1]["engram"]["cache_bytes"] += 1
+    newer = dataclasses.replace(base(Plan.model_validate(data)), answers=good.answers)
+    found = {r.node: r.status for r in evaluate(newer, ("probe",)) if r.check == "HOST.PLAN"}
+    assert found == {"spark1": "ok", "spark2": "warn", "spark3": "ok"}

@@ -15,8 +15,8 @@ import pytest
 from doctor_nodes import run_probe
 from doctor_root import IMAGE, FakeSpark, fatbin
 
+from spark_appliance import lockfile
 from spark_appliance.doctor.document import read_document
-from spark_appliance.doctor.examine import canonical_sha256
 from spark_appliance.doctor.probe import engine
 from spark_appliance.doctor.probe.core import COMMANDS, Facts, Machine, ProbeError, answer
 from spark_appliance.doctor.probe.main import SECTIONS, TOTAL
@@ -353,11 +353,11 @@ def test_the_image_of_a_unit(spark: FakeSpark, start: str, image: str | None):
 
 
 def test_a_plan_is_the_same_in_any_writing(spark: FakeSpark):
-    text = json.dumps(spark.plan.model_dump(mode="json"))
-    spark.file("/etc/spark/plan.json", text)
+    text = lockfile.dump_own(spark.plan, "spark2")
+    spark.file("/etc/spark/plan.json", json.dumps(json.loads(text), indent=7))
     files = read_document(run_probe(spark), "spark2").section("files")
-    assert files.at("/etc/spark/plan.json", "canonical_sha256").text() == canonical_sha256(
-        spark.plan
+    assert files.at("/etc/spark/plan.json", "canonical_sha256").text() == lockfile.own_sha256(
+        spark.plan, "spark2"
     )
 
 

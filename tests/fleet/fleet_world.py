@@ -20,7 +20,6 @@ from spark_appliance import lockfile
 from spark_appliance.fleet.crew import Crew
 from spark_appliance.fleet.evidence import RunFolder
 from spark_appliance.fleet.remote import Rehearsal, Remote
-from spark_appliance.fleet.report import plan_sha256
 from spark_appliance.model.cluster import read_cluster
 from spark_appliance.model.plan import Plan
 from spark_appliance.model.yamlfile import parse
@@ -224,7 +223,7 @@ class World:
         for node in self.plan.nodes:
             path = self.node(node.name) / "etc/spark/plan.json"
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(lockfile.dump(plan or self.plan))
+            path.write_text(lockfile.dump_own(plan or self.plan, node.name))
 
     def set(self, name: str, file: str, text: str = "") -> None:
         path = self.node(name) / file
@@ -306,4 +305,4 @@ def remote_words(line: str) -> list[str]:
     return shlex.split(line.split(" -- ", 1)[1].split(" ", 1)[1])
 
 
-__all__ = ["World", "environment", "make_plan", "make_world", "plan_sha256", "remote_words"]
+__all__ = ["World", "environment", "make_plan", "make_world", "remote_words"]

@@ -54,7 +54,7 @@ def ports(world: World) -> list[int | None]:
     found: list[int | None] = []
     for name in NAMES:
         path = world.node(name) / "etc/spark/plan.json"
-        found.append(json.loads(path.read_text())["api"]["port"] if path.exists() else None)
+        found.append(json.loads(path.read_text())["ports"]["api"] if path.exists() else None)
     return found
 
 

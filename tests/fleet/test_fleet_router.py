@@ -190,7 +190,7 @@ def test_the_real_router_serves_two_replicas_and_outlives_one(tmp_path: Path) ->
         )
         path = tmp_path / "etc/spark/plan.json"
         path.parent.mkdir(parents=True)
-        path.write_text(lockfile.dump(plan))
+        path.write_text(lockfile.dump_own(plan, "spark1"))
         context = read_context(path, "spark1", tmp_path)
         (tmp_path / "credentials").mkdir()
         (tmp_path / "credentials/api-key").write_text(KEY + "\n")

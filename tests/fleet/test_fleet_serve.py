@@ -103,7 +103,7 @@ def test_a_node_with_another_plan_stops_the_start_before_it_begins(world: World)
     world.put_plan()
     other = make_plan(api={"port": 9999, "key_file": "/etc/spark/api-key"})
     path = world.node("spark2") / "etc/spark/plan.json"
-    path.write_text(lockfile.dump(other))
+    path.write_text(lockfile.dump_own(other, "spark2"))
     with pytest.raises(FleetError, match="spark2: compare the plan: the node has another plan"):
         start_of(world).run()
     assert starts(world) == []

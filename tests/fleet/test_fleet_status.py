@@ -6,8 +6,10 @@ import pytest
 from fleet_world import World, make_plan
 
 from spark_appliance import lockfile
+from spark_appliance.fleet.crew import Crew
 from spark_appliance.fleet.logs import logs
 from spark_appliance.fleet.status import look
+from spark_appliance.model.plan import Plan
 
 
 def serving(world: World) -> None:
@@ -48,7 +50,7 @@ def test_a_gone_node_is_part_of_the_answer(world: World) -> None:
 def test_drift_from_the_plan_is_named(world: World) -> None:
     serving(world)
     other = make_plan(api={"port": 9999, "key_file": "/etc/spark/api-key"})
-    (world.node("spark2") / "etc/spark/plan.json").write_text(lockfile.dump(other))
+    (world.node("spark2") / "etc/spark/plan.json").write_text(lockfile.dump_own(other, "spark2"))
     world.report(
         "spark3",
         engine={"health": 200},
@@ -66,6 +68,17 @@ def test_drift_from_the_plan_is_named(world: World) -> None:
         "not packed: engram-l1-r2of3.bin",
     )
     assert not overview.good
+
+
+def test_a_change_elsewhere_is_no_drift(world: World) -> None:
+    """The control machine has a newer plan: it says something new to spark2 alone."""
+    serving(world)
+    data = world.plan.model_dump(mode="json")
+    data["source"]["cluster_sha256"] = "0" * 64
+    data["nodes"][1]["engram"]["device"] = "/dev/disk/by-id/nvme-new"
+    newer = Plan.model_validate(data)
+    overview = look(Crew.of(newer))
+    assert [node.drift for node in overview.nodes] == [(), ("the node has another plan",), ()]
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def context_of(root: Path, node: str, port: int) -> NodeContext:
     plan = make_plan(api={"port": port, "key_file": "/etc/spark/api-key"})
     path = root / "etc/spark/plan.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(lockfile.dump(plan))
+    path.write_text(lockfile.dump_own(plan, node))
     (root / "etc/spark/api-key").write_text(KEY + "\n")
     return read_context(path, node, root)
 

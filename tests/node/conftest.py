@@ -16,6 +16,7 @@ import pytest
 from spark_appliance.node.journal import Journal
 from spark_appliance.node.plan import NodeContext, read_context
 from spark_appliance.node.process import Completed
+from spark_appliance.node.projection import node_plan
 from spark_appliance.workspace import open_cluster
 
 CLUSTER = """
@@ -62,12 +63,15 @@ def root(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture
-def context_of(root: Path) -> Callable[..., NodeContext]:
+@pytest.fixture(params=["whole", "own"])
+def context_of(root: Path, request: pytest.FixtureRequest) -> Callable[..., NodeContext]:
+    """Each program reads a whole plan and the node's own."""
+
     def make(plan: dict[str, Any], node: str = "spark1") -> NodeContext:
         file = root / "etc/spark/plan.json"
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(plan))
+        data = plan if request.param == "whole" else node_plan(plan, node)
+        file.write_text(json.dumps(data))
         return read_context(file, node, root)
 
     return make

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from spark_appliance.node.errors import PlanError
 from spark_appliance.node.plan import View, read_context
+from spark_appliance.node.projection import node_plan
 
 
 def test_reads_a_node(context_of: Any, plan: dict[str, Any]) -> None:
@@ -30,6 +31,19 @@ def test_the_same_plan_has_the_same_hash_however_it_is_written(
     plan["name"] = "other"
     two.write_text(json.dumps(plan))
     assert read_context(two, "spark1", tmp_path).sha256 != first
+
+
+def test_an_own_plan_says_the_same_as_the_whole(tmp_path: Path, plan: dict[str, Any]) -> None:
+    whole, own = tmp_path / "whole.json", tmp_path / "own.json"
+    whole.write_text(json.dumps(plan))
+    own.write_text(json.dumps(node_plan(plan, "spark2")))
+    one, two = (read_context(file, "spark2", tmp_path) for file in (whole, own))
+    assert one.node.data == two.node.data
+    assert one.shared_sha256 == two.shared_sha256
+    assert one.sha256 != two.sha256
+    assert two.head.text("address") == "127.0.0.11"
+    with pytest.raises(PlanError, match="is another node's own plan, 'spark3' is only named"):
+        read_context(own, "spark3", tmp_path)
 
 
 @pytest.mark.parametrize(

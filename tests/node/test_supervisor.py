@@ -17,6 +17,7 @@ import pytest
 from spark_appliance.node.errors import GaveUpError, NodeError
 from spark_appliance.node.notify import Notifier
 from spark_appliance.node.plan import NodeContext, read_context
+from spark_appliance.node.projection import node_plan
 from spark_appliance.node.supervisor.protocol import Timing
 from spark_appliance.node.supervisor.service import run_head, run_worker
 from spark_appliance.node.supervisor.state import State
@@ -160,7 +161,7 @@ class Cluster:
         root = self.folder / node
         file = root / "etc/spark/plan.json"
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(self.plan))
+        file.write_text(json.dumps(node_plan(self.plan, node)))
         key = self.keys.get(node, KEY)
         if key is not None:
             (file.parent / "cluster-key").write_bytes(key)
@@ -598,7 +599,7 @@ def test_a_single_node_needs_no_network(make: Any) -> None:
     run(body)
 
 
-@pytest.mark.parametrize("wrong", ["key", "no key", "plan", "name"])
+@pytest.mark.parametrize("wrong", ["key", "no key", "plan", "flags", "name"])
 def test_who_may_not_take_part_is_refused_and_told(make: Any, wrong: str) -> None:
     async def body() -> None:
         async with make() as cluster:
@@ -610,6 +611,8 @@ def test_who_may_not_take_part_is_refused_and_told(make: Any, wrong: str) -> Non
                 cluster.keys["spark2"] = None
             elif wrong == "plan":
                 cluster.plan["name"] = "older"
+            elif wrong == "flags":
+                cluster.plan["engine"]["agreement_sha256"] = "0" * 64
             else:
                 cluster.plan["nodes"][1]["address"] = "127.0.0.13"
                 cluster.plan["nodes"][2]["address"] = "127.0.0.12"
@@ -622,12 +625,31 @@ def test_who_may_not_take_part_is_refused_and_told(make: Any, wrong: str) -> Non
                 "key": "the cluster keys differ",
                 "no key": "spark2 has no cluster key, spark1 has a one",
                 "plan": "the plans differ",
+                "flags": "the plans differ",
                 "name": "the plans differ",
             }[wrong]
             assert expected in lines
             head = "\n".join(cluster["spark1"].log.lines)
             assert "refused 127.0.0.1" in head
             assert cluster.system.events == []
+
+    run(body)
+
+
+def test_ranks_whose_plans_differ_in_their_own_parts_belong_together(make: Any) -> None:
+    async def body() -> None:
+        async with make() as cluster:
+            cluster.start("spark1")
+            cluster.start("spark3")
+            cluster.plan["source"]["cluster_sha256"] = "0" * 64
+            cluster.plan["api"]["key_file"] = "/etc/spark/other"
+            cluster.plan["nodes"][1]["engram"]["device"] = "/dev/disk/by-id/nvme-new"
+            cluster.plan["nodes"][1]["env"]["NCCL_DEBUG"] = "INFO"
+            cluster.start("spark2")
+            await cluster.serving()
+            hashes = {member.context.sha256 for member in cluster.members.values()}
+            assert len(hashes) == 3
+            assert len({m.context.shared_sha256 for m in cluster.members.values()}) == 1
 
     run(body)
 
@@ -709,7 +731,7 @@ def test_without_a_key_a_name_is_bound_to_its_address(make: Any) -> None:
                 "version": 1,
                 "node": "spark3",
                 "nonce": "0",
-                "plan": head.context.sha256,
+                "plan": head.context.shared_sha256,
             }
             writer.write(json.dumps(hello).encode() + b"\n")
             assert json.loads(await reader.readline())["type"] == "welcome"

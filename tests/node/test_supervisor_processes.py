@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 
+from spark_appliance.node.projection import node_plan
 from spark_appliance.node_zipapp import build
 
 SYSTEMCTL = r"""#!/bin/sh
@@ -90,7 +91,7 @@ class Supervisor:
         self.systemd = fleet.folder / "systemd" / name
         for path in (self.root / "etc/spark", self.systemd):
             path.mkdir(parents=True)
-        (self.root / "etc/spark/plan.json").write_text(json.dumps(fleet.plan))
+        (self.root / "etc/spark/plan.json").write_text(json.dumps(node_plan(fleet.plan, name)))
         key = self.root / "etc/spark/cluster-key"
         key.write_bytes(b"the same secret on every node\n")
         key.chmod(0o600)

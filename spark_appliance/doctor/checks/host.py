@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from spark_appliance import lockfile
 from spark_appliance.doctor.checks.common import (
     CONTAINER,
     all_ok,
@@ -346,7 +345,7 @@ def plan(facts: Facts, node: NodePlan, document: Document) -> Iterator[Verdict]:
         yield skip(reason or "the node is not installed yet")
         return
     digest = files.at(PLAN_FILE, "canonical_sha256").text()
-    same_plan = digest == lockfile.own_sha256(facts.plan, node.name)
+    same_plan = digest == facts.plan_sha256.get(node.name)
     yield ok("the same plan") if same_plan else warn(f"{PLAN_FILE} is another plan")
 
 

@@ -14,22 +14,22 @@ let
 in
 plan: name:
 let
-  own = lib.findFirst (
-    node: node.name == name
-  ) (throw "node-plan: the plan has no node ${name}") plan.nodes;
-  endsAt = cable: lib.any (end: end != null && end.node == name) [ cable.a cable.b ];
+  missing = throw "the plan has no node ${name}";
+  own = lib.findFirst (node: node.name == name) missing plan.nodes;
+  here = end: end != null && end.node == name;
+  ownCables = lib.filter (cable: here cable.a || here cable.b);
+
+  # the value in a list, or an empty one for what is not this node's
   part = {
     all = value: [ value ];
     head = value: lib.optional (own.role == "head") value;
-    cables = value: [ (value // { cables = lib.filter endsAt value.cables; }) ];
-    peers = map (node: if node.name == name then node else peer node);
+    cables = value: [ (value // { cables = ownCables value.cables; }) ];
     none = _: [ ];
   };
-  parts = lib.mapAttrs (key: part.${rules.plan.${key} or "none"}) plan;
+  parts = lib.mapAttrs (key: part.${rules.plan.${key} or "none"}) (removeAttrs plan [ "nodes" ]);
+  kept = lib.filterAttrs (_: value: value != [ ]) parts;
 in
-lib.mapAttrs (_: lib.head) (
-  lib.filterAttrs (_: value: value != [ ]) (removeAttrs parts [ "nodes" ])
-)
+lib.mapAttrs (_: lib.head) kept
 // {
-  inherit (parts) nodes;
+  nodes = map (node: if node.name == name then node else peer node) plan.nodes;
 }

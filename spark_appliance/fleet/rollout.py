@@ -345,6 +345,9 @@ class Rollout:
         listing = self._installer().state(remote)
         current, confirmed = str(listing.get("current")), str(listing.get("confirmed"))
         if current == confirmed == node.old and listing.get("switching") is None:
+            if node.old != NOTHING:
+                # nothing to take back; a timer that still runs would start the node later
+                self._installer().call(remote, "return", "confirm")
             return
         if node.old == NOTHING:
             self._installer().call(remote, "return", "uninstall")

@@ -452,6 +452,26 @@ def test_going_back_stops_serves_again_and_at_boot_waits_for_nothing(
     assert runner.argvs == [("systemctl", "daemon-reload")]
 
 
+def test_a_node_that_a_change_does_not_concern_serves_again_with_the_others(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live(monkeypatch, root)
+    path = root.parent / "bundle.json"
+    path.write_text(bundle(ONE, actions=ACTIONS))
+    live_call("apply", "--bundle", str(path), runner=Calls())
+    before = live_call("list", runner=Calls())
+    runner = Calls()
+    live_call("apply", "--bundle", str(path), "--return-after", "9", runner=runner)
+    assert [argv[0] for argv in runner.argvs] == ["systemctl", "systemctl", "systemd-run"]
+    assert live_call("list", runner=Calls()) == before
+    runner = Calls()
+    assert live_call("return", runner=runner)["changes"] == []
+    assert runner.argvs == [("systemctl", "start", "--no-block", "spark.target")]
+    runner = Calls()
+    live_call("recover", runner=runner)
+    assert runner.argvs == []
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -103,6 +103,39 @@ def test_the_new_version_is_put_served_and_confirmed(old: World) -> None:
         assert stopped < started
 
 
+def only_on_spark2(world: World) -> Plan:
+    """The plan of the world with another row cache on spark2."""
+    data = world.plan.model_dump(mode="json")
+    data["source"]["cluster_sha256"] = "0" * 64
+    data["nodes"][1]["engram"]["cache_bytes"] += 1
+    return Plan.model_validate(data)
+
+
+def generations(world: World) -> list[int]:
+    states = [world.node(name) / "var/lib/spark/generations/state.json" for name in NAMES]
+    return [json.loads(path.read_text())["current"] for path in states]
+
+
+def test_a_change_of_one_node_is_a_generation_there_alone(old: World) -> None:
+    newer = only_on_spark2(old)
+    state = rollout_of(old, newer).run()
+    assert state.phase == "done"
+    assert generations(old) == [1, 2, 1]
+    assert confirmed(old) == [True] * 3
+    rollout_of(old, newer).rollback()
+    assert generations(old) == [1, 1, 1]
+    assert confirmed(old) == [True] * 3
+
+
+def test_a_change_of_one_node_goes_back_when_it_does_not_serve(old: World) -> None:
+    with pytest.raises(RolloutError, match="every node has its old version again"):
+        rollout_of(old, only_on_spark2(old), start=fail_start).run()
+    assert generations(old) == [1, 1, 1]
+    assert confirmed(old) == [True] * 3
+    for name in NAMES:
+        assert "systemctl start --no-block -- spark.target" in old.calls(name)
+
+
 def test_a_canary_that_is_not_healthy_stops_it_and_all_have_the_old_version(old: World) -> None:
     old.report("spark2", status={"units": {"spark-guard.service": {"active": "failed"}}})
     with pytest.raises(RolloutError) as caught:

@@ -194,6 +194,10 @@ def _rollback(
 def _go_back(store: Store, runner: Runner, *, live: bool, serving: bool) -> dict[str, Any]:
     state = store.state()
     if state.switching is None and state.current == state.confirmed:
+        # a change of the cluster that is none here: the others go back, and this node, which was
+        # stopped for it, serves again with them
+        if live and serving and state.current:
+            activate.start_serving(runner)
         return {"current": state.current, "confirmed": state.confirmed, "changes": []}
     old = _manifests(store, state)
     target = store.manifest(state.confirmed)

@@ -13,19 +13,9 @@ from nixunits import sections, words
 
 pytestmark = pytest.mark.nix
 
-NAMES = sorted(path.parent.name for path in EXAMPLES.glob("*/cluster.yaml"))
 
-
-@pytest.fixture(scope="session", params=NAMES)
-def fleet(request: pytest.FixtureRequest, nix: Nix, plans: dict[str, str]) -> tuple[Any, Any]:
-    """Return plan and evaluated hosts of an example; each is evaluated once."""
-    lock = plans[request.param]
-    plan = json.loads((nix.root / lock.lstrip("/")).read_text())
-    return plan, nix.evaluate("hosts.nix", {"lock": lock})
-
-
-def nodes(fleet: tuple[Any, Any]) -> list[tuple[Any, Any]]:
-    plan, hosts = fleet
+def nodes(fleet: tuple[str, Any, Any]) -> list[tuple[Any, Any]]:
+    _, plan, hosts = fleet
     assert [node["name"] for node in plan["nodes"]] == sorted(hosts)
     return [(node, hosts[node["name"]]) for node in plan["nodes"]]
 
@@ -34,7 +24,7 @@ def as_list(value: Any) -> list[str]:
     return value if isinstance(value, list) else [value]
 
 
-def test_units_are_the_plans_units(fleet: tuple[Any, Any]) -> None:
+def test_units_are_the_plans_units(fleet: tuple[str, Any, Any]) -> None:
     for node, host in nodes(fleet):
         ours = {unit["name"] for unit in node["units"]}
         made = {name for name in host["units"] if name.startswith("spark")}
@@ -69,7 +59,7 @@ def test_units_are_the_plans_units(fleet: tuple[Any, Any]) -> None:
             assert [words(line) for line in service["ExecStopPost"]] == unit["exec_stop_post"]
 
 
-def test_a_rebuild_restarts_nothing_of_the_cluster(fleet: tuple[Any, Any]) -> None:
+def test_a_rebuild_restarts_nothing_of_the_cluster(fleet: tuple[str, Any, Any]) -> None:
     for node, host in nodes(fleet):
         for unit in node["units"]:
             if unit["type"] in ("oneshot", "notify", "exec"):
@@ -78,13 +68,13 @@ def test_a_rebuild_restarts_nothing_of_the_cluster(fleet: tuple[Any, Any]) -> No
                 assert "X-StopIfChanged=false\n" in text
 
 
-def test_target_is_started_at_boot(fleet: tuple[Any, Any]) -> None:
+def test_target_is_started_at_boot(fleet: tuple[str, Any, Any]) -> None:
     for node, host in nodes(fleet):
         target = next(unit for unit in node["units"] if unit["name"] == "spark.target")
         assert host["units"]["spark.target"]["wantedBy"] == target["wanted_by"]
 
 
-def test_rails_are_links_and_networks(fleet: tuple[Any, Any]) -> None:
+def test_rails_are_links_and_networks(fleet: tuple[str, Any, Any]) -> None:
     for node, host in nodes(fleet):
         assert set(host["links"]) == {f"10-spark-{rail['netdev']}" for rail in node["rails"]}
         for rail in node["rails"]:
@@ -93,7 +83,7 @@ def test_rails_are_links_and_networks(fleet: tuple[Any, Any]) -> None:
             assert link["matchConfig"] == {"Path": path}
             assert link["linkConfig"] == {"MTUBytes": str(rail["mtu"]), "Name": rail["netdev"]}
             network = sections(host["network"][f"10-spark-{rail['netdev']}.network"])
-            assert network["Match"]["Path"] == [path]
+            assert network["Match"] == {"Name": [rail["netdev"]]}
             assert network["Network"]["Address"] == [rail["address"]]
             assert network["Network"]["LinkLocalAddressing"] == ["no"]
             assert network["Network"]["DHCP"] == ["no"]
@@ -104,7 +94,7 @@ def test_rails_are_links_and_networks(fleet: tuple[Any, Any]) -> None:
             }
 
 
-def test_firewall_trusts_the_rails_and_nothing_else(fleet: tuple[Any, Any]) -> None:
+def test_firewall_trusts_the_rails_and_nothing_else(fleet: tuple[str, Any, Any]) -> None:
     for node, host in nodes(fleet):
         firewall = host["firewall"]
         plan = node["firewall"]
@@ -122,7 +112,7 @@ def test_firewall_trusts_the_rails_and_nothing_else(fleet: tuple[Any, Any]) -> N
         assert firewall["checkReversePath"] == ("loose" if loose else True)
 
 
-def test_kernel_settings(fleet: tuple[Any, Any]) -> None:
+def test_kernel_settings(fleet: tuple[str, Any, Any]) -> None:
     for node, host in nodes(fleet):
         assert node["sysctl"].items() <= host["sysctl"].items()
         assert set(node["kernel_modules"]) <= set(host["kernelModules"])
@@ -138,8 +128,8 @@ def test_kernel_settings(fleet: tuple[Any, Any]) -> None:
         assert host["openModules"] is True
 
 
-def test_export_allows_exactly_the_plans_clients(fleet: tuple[Any, Any]) -> None:
-    plan, _ = fleet
+def test_export_allows_exactly_the_plans_clients(fleet: tuple[str, Any, Any]) -> None:
+    _, plan, _ = fleet
     for node, host in nodes(fleet):
         export = node["weights"]["export"]
         assert host["nfsServer"] is (export is not None)
@@ -154,7 +144,7 @@ def test_export_allows_exactly_the_plans_clients(fleet: tuple[Any, Any]) -> None
         assert plan["model"]["path"] == export["path"]
 
 
-def test_mounts_are_the_plans_and_never_hold_up_the_boot(fleet: tuple[Any, Any]) -> None:
+def test_mounts_are_the_plans_and_never_hold_up_the_boot(fleet: tuple[str, Any, Any]) -> None:
     for node, host in nodes(fleet):
         mount = node["weights"]["mount"]
         if mount is not None:
@@ -174,13 +164,13 @@ def test_mounts_are_the_plans_and_never_hold_up_the_boot(fleet: tuple[Any, Any])
             assert "nofail" in unit["Mount"]["Options"][0].split(",")
 
 
-def test_the_whole_plan_lies_on_the_node(fleet: tuple[Any, Any]) -> None:
-    plan, hosts = fleet
+def test_the_whole_plan_lies_on_the_node(fleet: tuple[str, Any, Any]) -> None:
+    _, plan, hosts = fleet
     for host in hosts.values():
         assert host["plan"] == plan
 
 
-def test_the_machine_is_sealed(fleet: tuple[Any, Any]) -> None:
+def test_the_machine_is_sealed(fleet: tuple[str, Any, Any]) -> None:
     for node, host in nodes(fleet):
         assert host["hostName"] == node["name"]
         assert host["substituters"] == []
@@ -201,7 +191,7 @@ def test_a_key_reaches_the_unit_only_as_a_credential(nix: Nix) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     text = nixos_plan(example, with_key)
     (folder / "cluster.lock.json").write_text(text, encoding="utf-8")
-    hosts = nix.evaluate("hosts.nix", {"lock": nix.inside(folder / "cluster.lock.json")})
+    hosts = nix.evaluate("nix/hosts.nix", {"lock": nix.inside(folder / "cluster.lock.json")})
     plan = json.loads(text)
     for node in plan["nodes"]:
         host = hosts[node["name"]]
@@ -228,12 +218,12 @@ def test_a_change_of_one_node_leaves_the_others_alone(nix: Nix, plans: dict[str,
     folder = nix.source.parent / "plans" / "changed"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "cluster.lock.json").write_text(nixos_plan(EXAMPLES / name, change), encoding="utf-8")
-    before = nix.evaluate("hosts.nix", {"lock": plans[name]})
-    after = nix.evaluate("hosts.nix", {"lock": nix.inside(folder / "cluster.lock.json")})
+    before = nix.evaluate("nix/hosts.nix", {"lock": plans[name]})
+    after = nix.evaluate("nix/hosts.nix", {"lock": nix.inside(folder / "cluster.lock.json")})
     for node in ("spark1", "spark3"):
         assert values_without_plan(after[node]) == values_without_plan(before[node])
     changed = after["spark2"]["plan"]["nodes"][1]["env"]
     assert changed["NCCL_DEBUG"] == "INFO"
 
     # the same plan evaluates to the same derivations, whole systems and images included
-    assert nix.evaluate("hosts.nix", {"lock": plans[name]}) == before
+    assert nix.evaluate("nix/hosts.nix", {"lock": plans[name]}) == before

@@ -13,7 +13,7 @@ from nixtool import HOST_TREE, REPOSITORY, Nix
 
 pytestmark = [pytest.mark.nix, pytest.mark.slow]
 
-BUILDS = "hosttools/builds.nix"
+BUILDS = "nix/hosttools/builds.nix"
 PLAN = REPOSITORY / "examples" / "three-spark-triangle" / "cluster.lock.json"
 
 

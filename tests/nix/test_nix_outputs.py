@@ -16,7 +16,7 @@ SPARK = {"image", "sglang-env", "sglang-env-sbom", "spark-engine"}
 
 @pytest.fixture(scope="module")
 def outputs(nix: Nix) -> Any:
-    return nix.evaluate("outputs.nix")
+    return nix.evaluate("nix/outputs.nix")
 
 
 def test_the_flake_offers_what_it_says(outputs: Any) -> None:

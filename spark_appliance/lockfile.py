@@ -12,6 +12,9 @@ from spark_appliance.model.plan import Plan, read_plan
 
 LOCK_NAME = "cluster.lock.json"
 
+SYSTEM_LOCK_NAME = "cluster.{system}.lock.json"
+"""The plan as if all nodes ran one system (``render --system``)."""
+
 MAX_BYTES = 16 << 20
 """Largest plan read, bytes; eight nodes need about 0.2 MB."""
 

@@ -6,22 +6,14 @@ import json
 from typing import Any
 
 import pytest
-from nixplans import NAMES, cluster_file, nixos_plan
+from nixplans import MACHINES, NAMES, nixos_lock
 from nixtool import Nix
 
 
 @pytest.fixture(scope="session")
 def plans(nix: Nix) -> dict[str, str]:
-    """All examples as NixOS clusters: name -> plan, as a path for Nix."""
-    result = {}
-    for name in NAMES:
-        folder = nix.source.parent / "plans" / name.replace("/", "-")
-        folder.mkdir(parents=True)
-        text = nixos_plan(cluster_file(name).parent)
-        (folder / "cluster.lock.json").write_text(text, encoding="utf-8")
-        result[name] = nix.inside(folder / "cluster.lock.json")
-    assert len(result) >= 5
-    return result
+    """The committed plans of all examples as NixOS clusters: name -> path for Nix."""
+    return {name: nix.inside(nix.source / nixos_lock(name)) for name in NAMES}
 
 
 @pytest.fixture(scope="session", params=NAMES)
@@ -29,4 +21,7 @@ def fleet(request: pytest.FixtureRequest, nix: Nix, plans: dict[str, str]) -> tu
     """Return name, plan and evaluated hosts of an example; each is evaluated once."""
     lock = plans[request.param]
     plan = json.loads((nix.root / lock.lstrip("/")).read_text(encoding="utf-8"))
-    return request.param, plan, nix.evaluate("nix/hosts.nix", {"lock": lock})
+    arguments = {"lock": lock}
+    if request.param != MACHINES:  # an example is one of the flake's outputs
+        arguments["cluster"] = plan["name"]
+    return request.param, plan, nix.evaluate("nix/hosts.nix", arguments)

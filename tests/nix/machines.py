@@ -74,7 +74,8 @@ def sources(node: Any) -> list[Source]:
 
 def cluster_ports(plan: Any) -> set[int]:
     """Return the ports that programs of the cluster listen on, 20049 for NFS over RDMA."""
-    ports = {port for port in plan["ports"].values() if port is not None} | {20049}
+    ports = {port for port in plan["ports"].values() if port is not None}
+    ports |= {20049} if plan["ports"]["nfs"] is not None else set()
     return ports | ({plan["router"]["port"]} if plan["router"] else set())
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from spark_appliance.lockfile import dump
+from spark_appliance.lockfile import LOCK_NAME, SYSTEM_LOCK_NAME, dump
 from spark_appliance.model.cluster import read_cluster
 from spark_appliance.model.plan import Plan
 from spark_appliance.model.yamlfile import parse
@@ -27,6 +27,13 @@ def cluster_file(name: str) -> Path:
     """Return the cluster file of an example or of the virtual machines."""
     folder = REPOSITORY / MACHINES / "cluster" if name == MACHINES else EXAMPLES / name
     return folder / "cluster.yaml"
+
+
+def nixos_lock(name: str) -> Path:
+    """Return the committed plan for NixOS nodes, relative to the repository."""
+    folder = cluster_file(name).parent
+    beside = folder / SYSTEM_LOCK_NAME.format(system="nixos")
+    return (beside if beside.exists() else folder / LOCK_NAME).relative_to(REPOSITORY)
 
 
 def plan_of(file: Path, system: str, change: Callable[[Any], None] | None = None) -> Plan:

@@ -22,7 +22,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "pkgs" / "oci-image"
 
 @pytest.fixture(scope="module")
 def evaluated(nix: Nix) -> dict[str, Any]:
-    return dict(nix.evaluate("image/evaluate_oci.nix"))
+    return dict(nix.evaluate("../image/evaluate_oci.nix"))
 
 
 def sha256(text: str) -> str:

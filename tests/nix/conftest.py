@@ -24,4 +24,4 @@ def fleet(request: pytest.FixtureRequest, nix: Nix, plans: dict[str, str]) -> tu
     arguments = {"lock": lock}
     if request.param != MACHINES:  # an example is one of the flake's outputs
         arguments["cluster"] = plan["name"]
-    return request.param, plan, nix.evaluate("nix/hosts.nix", arguments)
+    return request.param, plan, nix.evaluate("hosts.nix", arguments)

@@ -134,7 +134,7 @@ class Nix:
     def evaluate(
         self, file: str, arguments: Mapping[str, str] | None = None, *, refuse: str | None = None
     ) -> Any:
-        """Evaluate ``tests/FILE``, a function of the flake's outputs and ``arguments``.
+        """Evaluate ``tests/nix/FILE``, a function of the flake's outputs and ``arguments``.
 
         Outputs are made from the inputs' trees directly, which spares Nix the copying.
 
@@ -144,7 +144,7 @@ class Nix:
         strings = "".join(f" {k} = {json.dumps(v)};" for k, v in (arguments or {}).items())
         source = self.inside(self.source)
         flake = self.outputs(self.trees["nixpkgs"] if self.trees else None)
-        expression = f"import {source}/tests/{file} {{ flake = {flake};{strings} }}"
+        expression = f"import {source}/tests/nix/{file} {{ flake = {flake};{strings} }}"
         done = self._run(
             ("eval", "--impure", "--json", "--no-write-lock-file", "--expr", expression)
         )
@@ -170,7 +170,7 @@ class Nix:
         Raises:
             NixFailedError: with the end of the log.
         """
-        expression = f"import {self.inside(self.source)}/tests/{file}"
+        expression = f"import {self.inside(self.source)}/tests/nix/{file}"
         expression += f" {{ flake = {self.outputs(self.host_tree)}; }}"
         words = ["build", "--impure", "--no-link", "--print-out-paths", "--print-build-logs"]
         output = self.run(*words, "--expr", expression, attribute)

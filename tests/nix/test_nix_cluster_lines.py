@@ -45,5 +45,5 @@ def test_nix_computes_the_same(nix: Nix) -> None:
     folder.mkdir()
     for name, raw in files.items():
         (folder / name).write_bytes(raw)
-    found = nix.evaluate("nix/lines.nix", {"folder": nix.inside(folder)})
+    found = nix.evaluate("lines.nix", {"folder": nix.inside(folder)})
     assert found == {name: lines_sha256(raw) for name, raw in files.items()}

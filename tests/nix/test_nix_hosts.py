@@ -191,7 +191,7 @@ def test_a_key_reaches_the_unit_only_as_a_credential(nix: Nix) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     text = nixos_plan(example, with_key)
     (folder / "cluster.lock.json").write_text(text, encoding="utf-8")
-    hosts = nix.evaluate("nix/hosts.nix", {"lock": nix.inside(folder / "cluster.lock.json")})
+    hosts = nix.evaluate("hosts.nix", {"lock": nix.inside(folder / "cluster.lock.json")})
     plan = json.loads(text)
     for node in plan["nodes"]:
         host = hosts[node["name"]]
@@ -218,12 +218,12 @@ def test_a_change_of_one_node_leaves_the_others_alone(nix: Nix, plans: dict[str,
     folder = nix.source.parent / "plans" / "changed"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "cluster.lock.json").write_text(nixos_plan(EXAMPLES / name, change), encoding="utf-8")
-    before = nix.evaluate("nix/hosts.nix", {"lock": plans[name]})
-    after = nix.evaluate("nix/hosts.nix", {"lock": nix.inside(folder / "cluster.lock.json")})
+    before = nix.evaluate("hosts.nix", {"lock": plans[name]})
+    after = nix.evaluate("hosts.nix", {"lock": nix.inside(folder / "cluster.lock.json")})
     for node in ("spark1", "spark3"):
         assert values_without_plan(after[node]) == values_without_plan(before[node])
     changed = after["spark2"]["plan"]["nodes"][1]["env"]
     assert changed["NCCL_DEBUG"] == "INFO"
 
     # the same plan evaluates to the same derivations, whole systems and images included
-    assert nix.evaluate("nix/hosts.nix", {"lock": plans[name]}) == before
+    assert nix.evaluate("hosts.nix", {"lock": plans[name]}) == before

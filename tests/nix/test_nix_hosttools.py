@@ -13,7 +13,7 @@ from nixtool import HOST_TREE, REPOSITORY, Nix
 
 pytestmark = [pytest.mark.nix, pytest.mark.slow]
 
-BUILDS = "nix/hosttools/builds.nix"
+BUILDS = "hosttools/builds.nix"
 PLAN = REPOSITORY / "examples" / "three-spark-triangle" / "cluster.lock.json"
 
 

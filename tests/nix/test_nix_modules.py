@@ -13,7 +13,7 @@ pytestmark = pytest.mark.nix
 
 @pytest.fixture(scope="module")
 def cases(nix: Nix) -> Any:
-    return nix.evaluate("nix/cases.nix")
+    return nix.evaluate("cases.nix")
 
 
 GOOD = [

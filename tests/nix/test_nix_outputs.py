@@ -19,7 +19,7 @@ SPARK = {"image", "sglang-router", "sglang-env", "sglang-env-sbom", "spark-engin
 
 @pytest.fixture(scope="module")
 def outputs(nix: Nix) -> Any:
-    return nix.evaluate("nix/outputs.nix")
+    return nix.evaluate("outputs.nix")
 
 
 def test_the_flake_offers_what_it_says(outputs: Any) -> None:

@@ -16,7 +16,7 @@ def test_it_starts_from_the_triangle_example(name: str) -> None:
 
 @pytest.mark.nix
 def test_it_gives_hosts_images_and_the_command(nix: Nix) -> None:
-    outputs = nix.evaluate("nix/template.nix")
+    outputs = nix.evaluate("template.nix")
     assert outputs["hosts"] == {name: name for name in ("spark1", "spark2", "spark3")}
     assert outputs["image"].endswith(".drv")
     assert outputs["app"] == "app"

@@ -20,7 +20,7 @@ DRIVER = "/run/opengl-driver/lib"
 
 def evaluate(nix: Nix) -> dict[str, Any]:
     result: dict[str, Any] = nix.evaluate(
-        "sglang_env/evaluate.nix", refuse="warning: Dependency of package"
+        "../sglang_env/evaluate.nix", refuse="warning: Dependency of package"
     )
     return result
 

@@ -22,6 +22,9 @@ let
     value = pkgs.runCommand "render-${name}" { nativeBuildInputs = [ own.spark-appliance ]; } ''
       cp -r --no-preserve=mode ${sources.examples}/examples/${name} example
       spark-appliance render --check example/cluster.yaml
+      if [ -e example/cluster.nixos.lock.json ]; then
+        spark-appliance render --check --system nixos example/cluster.yaml
+      fi
       touch $out
     '';
   };

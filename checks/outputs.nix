@@ -22,7 +22,7 @@ in
     inherit (own) spark-engram spark-tp-pad;
   }
   // sparkOnly {
-    inherit (own) sglang-env spark-engine;
+    inherit (own) sglang-env sglang-router spark-engine;
     sglang-env-sbom = own.sglang-env.sbom;
     image = spark.appliance.config.system.build.image;
   };

@@ -39,6 +39,7 @@ let
     # Inputs
 
     `lock`: the plan, `cluster.lock.json`.
+    `cluster`: the cluster file; evaluation stops when the plan is older than it.
     `modules`: modules of every node (users, keys, time zone).
     `nodeModules`: further modules by node name.
     `specialArgs`: as for `nixosSystem`.
@@ -48,6 +49,7 @@ let
   mkFleet =
     {
       lock,
+      cluster ? null,
       modules ? [ ],
       nodeModules ? { },
       specialArgs ? { },
@@ -71,6 +73,7 @@ let
                 fleet = {
                   enable = true;
                   inherit plan;
+                  clusterFile = cluster;
                   node = node.name;
                 };
               };
@@ -100,15 +103,23 @@ let
     system.stateVersion = "26.05";
   };
 
-  # NixOS nodes of the examples, named CLUSTER-NODE.
+  # The plan of an example as NixOS nodes: of one for DGX OS it lies beside the other.
+  nixosLock =
+    name:
+    let
+      beside = ../examples + "/${name}/cluster.nixos.lock.json";
+    in
+    if builtins.pathExists beside then beside else ../examples + "/${name}/cluster.lock.json";
+
+  # All nodes of all examples, named CLUSTER-NODE.
   exampleHosts = lib.concatMapAttrs (
     name: _:
     let
-      lock = ../examples + "/${name}/cluster.lock.json";
-      cluster = (readPlan lock).name;
+      lock = nixosLock name;
     in
-    lib.mapAttrs' (node: lib.nameValuePair "${cluster}-${node}") (mkFleet {
+    lib.mapAttrs' (node: lib.nameValuePair "${(readPlan lock).name}-${node}") (mkFleet {
       inherit lock;
+      cluster = ../examples + "/${name}/cluster.yaml";
       modules = [ stateVersion ];
     })
   ) (lib.genAttrs exampleDirectories (_: null));

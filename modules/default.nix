@@ -41,11 +41,16 @@ rec {
     guard
     ./engine.nix
   ];
+  router = module "router" [
+    base
+    ./router.nix
+  ];
   fleet = module "fleet" [
     fabric
     weights
     engram
     engine
+    router
     (import ./fleet.nix { inherit planVersion nodePlan; })
   ];
   # apart from default: it brings nixpkgs' image.repart options with it

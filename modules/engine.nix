@@ -187,6 +187,13 @@ in
       description = "SGLang engine";
     };
     users.groups.spark = { };
+    # services have LimitMEMLOCK; this is for people of the group who run RDMA tests by hand
+    security.pam.loginLimits = map (type: {
+      domain = "@spark";
+      inherit type;
+      item = "memlock";
+      value = "unlimited";
+    }) [ "soft" "hard" ];
 
     networking.firewall.allowedTCPPorts = lib.optional (cfg.apiPort != null) cfg.apiPort;
 

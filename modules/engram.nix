@@ -184,11 +184,10 @@ in
     };
 
     systemd.mounts = lib.optional (cfg.device != null) {
-      description = "Packed Engram tables";
       what = cfg.device;
       where = cfg.directory;
       type = if cfg.createFilesystem then cfg.fsType else "auto";
-      inherit (config.services.spark.units.${mountUnit}) after requires;
+      inherit (config.services.spark.units.${mountUnit}) description after requires;
       options = lib.concatStringsSep "," cfg.mountOptions;
       wantedBy = [ "multi-user.target" ];
     };

@@ -248,7 +248,8 @@ in
       networks = lib.mapAttrs' (
         _: rail:
         lib.nameValuePair "10-spark-${rail.netdev}" {
-          matchConfig = matchOf rail;
+          # the .link file gave it this name
+          matchConfig.Name = rail.netdev;
           address = [ rail.address ];
           networkConfig = {
             DHCP = "no";

@@ -17,6 +17,7 @@ let
   node = lib.head found;
   plan = cfg.plan;
   count = lib.length plan.nodes;
+  clusterLines = import ../lib/cluster-lines.nix { inherit lib; } cfg.clusterFile;
   units = lib.listToAttrs (map (unit: lib.nameValuePair unit.name unit) node.units);
 in
 {
@@ -44,6 +45,16 @@ in
       description = ''
         Hash of the cluster file that the plan must have been rendered from, or null to accept
         any (`spark-appliance render --check` compares plan and cluster file).
+      '';
+    };
+
+    clusterFile = mkOption {
+      type = types.nullOr types.path;
+      default = null;
+      example = lib.literalExpression "./cluster.yaml";
+      description = ''
+        The cluster file itself: evaluation stops when the plan was rendered from another one.
+        Comments do not count. It is read at evaluation only and does not reach the node.
       '';
     };
 
@@ -81,6 +92,15 @@ in
               services.spark.fleet.plan was rendered from another cluster file (sha256
               ${toString (plan.source.cluster_sha256 or "missing")}, wanted ${toString cfg.clusterSha256}).
               Render it anew: spark-appliance render cluster.yaml
+            '';
+          }
+          {
+            assertion =
+              cfg.clusterFile != null -> (plan.source.cluster_lines_sha256 or null) == clusterLines;
+            message = ''
+              services.spark.fleet.plan was rendered from another content of the cluster file
+              ${baseNameOf (toString cfg.clusterFile)} than it has now. Render it anew, and commit both:
+              spark-appliance render cluster.yaml
             '';
           }
           {
@@ -167,6 +187,14 @@ in
             cacheDirectory = node.cache_directory;
             ncclLibrary = if node.nccl_library == null then null else node.nccl_library.path;
             apiPort = node.firewall.api_port;
+          };
+
+          router = lib.mkIf (plan.router or null != null && node.rank == head.rank) {
+            enable = true;
+            inherit (plan.router) argv version;
+            apiKeyFile = plan.api.key_file;
+            # its url names the loopback address when nobody else reaches it
+            port = if lib.hasPrefix "http://127." plan.router.url then null else plan.router.port;
           };
         };
 

@@ -17,6 +17,9 @@ let
     "root_squash"
   ];
   clients = map (client: "${client}(${lib.concatStringsSep "," export.options})") export.clients;
+  # exports(5): a path with other characters is quoted
+  exported =
+    if builtins.match "[A-Za-z0-9_./+:@-]+" cfg.path != null then cfg.path else "\"${cfg.path}\"";
   unit = "${utils.escapeSystemdPath cfg.path}.mount";
 in
 {
@@ -156,7 +159,7 @@ in
     services.nfs.server = lib.mkIf export.enable {
       enable = true;
       nproc = export.threads;
-      exports = "${cfg.path} ${lib.concatStringsSep " " clients}\n";
+      exports = "${exported} ${lib.concatStringsSep " " clients}\n";
     };
     services.nfs.settings = lib.mkMerge [
       (lib.mkIf export.enable {
@@ -180,15 +183,15 @@ in
     services.udev.packages = lib.mkIf mount.enable [ pkgs.nfs-utils ];
 
     systemd.mounts = lib.optional mount.enable {
-      description = "Checkpoint of the head";
       inherit (mount) what type;
-      inherit (config.services.spark.units.${unit}) after requires;
+      inherit (config.services.spark.units.${unit}) description after requires;
       where = cfg.path;
       options = lib.concatStringsSep "," mount.options;
       mountConfig.TimeoutSec = "90";
     };
     # Mounted at the first look into the directory: the boot never waits for the head.
     systemd.automounts = lib.optional mount.enable {
+      inherit (config.services.spark.units.${unit}) description;
       where = cfg.path;
       wantedBy = [ "multi-user.target" ];
       automountConfig.TimeoutIdleSec = "0";

@@ -25,6 +25,9 @@ let
     # the same with this project's plugins, and what it needs from the system
     spark-engine = callPackage ./spark-engine/package.nix { };
 
+    # in front of several clusters
+    sglang-router = callPackage ./sglang-router/package.nix { };
+
     # for the command line; the engine has builds of its own Python's
     spark-engram = pkgs.python3Packages.callPackage ./spark-engram/package.nix {
       src = src.spark-engram;

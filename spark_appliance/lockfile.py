@@ -17,6 +17,9 @@ from spark_appliance.node import projection
 
 LOCK_NAME = "cluster.lock.json"
 
+SYSTEM_LOCK_NAME = "cluster.{system}.lock.json"
+"""The plan as if all nodes ran one system (``render --system``)."""
+
 MAX_BYTES = 16 << 20
 """Largest plan read, bytes; eight nodes need about 0.2 MB."""
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from spark_appliance.errors import InputError, Location, Problem
 from spark_appliance.files import read_bounded
 from spark_appliance.memory import Budget
-from spark_appliance.model.cluster import Cluster, read_cluster
+from spark_appliance.model.cluster import Cluster, System, read_cluster
 from spark_appliance.model.findings import Finding
 from spark_appliance.model.plan import Plan
-from spark_appliance.model.yamlfile import MAX_BYTES, Document, parse
+from spark_appliance.model.yamlfile import MAX_BYTES, Document, lines_sha256, parse
 from spark_appliance.profiles import LoadedProfile, load_profile
 from spark_appliance.render import render
 from spark_appliance.topology.drawing import Drawing
@@ -54,8 +54,8 @@ class Opened:
         return self.drawing
 
 
-def open_cluster(path: Path) -> Opened:
-    """Read and render one cluster file.
+def open_cluster(path: Path, system: System | None = None) -> Opened:
+    """Read and render one cluster file, as if all its nodes ran ``system`` where that is given.
 
     Raises:
         InputError: when the file cannot be read, is no valid YAML or breaks the schema; then
@@ -76,6 +76,9 @@ def open_cluster(path: Path) -> Opened:
     cluster, findings = read_cluster(document.data)
     if cluster is None:
         raise InputError([document.problem(finding) for finding in findings])
+    if system is not None:
+        nodes = [node.model_copy(update={"system": system}) for node in cluster.nodes]
+        cluster = cluster.model_copy(update={"nodes": nodes})
     try:
         loaded = load_profile(cluster.profile, path.parent)
     except InputError as error:
@@ -96,9 +99,11 @@ def open_cluster(path: Path) -> Opened:
             (problem.where.line or 0) if problem.where else 0,
         ),
     )
-    return Opened(
-        path, cluster, rendering.plan, rendering.budgets, tuple(problems), rendering.drawing
-    )
+    plan = rendering.plan
+    if plan is not None:
+        source = plan.source.model_copy(update={"cluster_lines_sha256": lines_sha256(raw)})
+        plan = plan.model_copy(update={"source": source})
+    return Opened(path, cluster, plan, rendering.budgets, tuple(problems), rendering.drawing)
 
 
 def _placed(finding: Finding, document: Document, loaded: LoadedProfile) -> Problem:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import click
 
@@ -21,17 +22,29 @@ from spark_appliance.workspace import open_cluster
     type=click.Path(path_type=Path),
     help=f"Where the plan goes; {lockfile.LOCK_NAME} beside CLUSTER by default, '-' for stdout.",
 )
+@click.option(
+    "--system",
+    type=click.Choice(["nixos", "dgx-os"]),
+    help="As if all nodes ran it; the plan then goes to cluster.SYSTEM.lock.json by default.",
+)
 @click.option("--check", "check_only", is_flag=True, help="Write nothing; fail when it is stale.")
 @click.option("-q", "--quiet", is_flag=True, help="Print no tables.")
-def render(cluster: Path, output: Path | None, check_only: bool, quiet: bool) -> None:
+def render(
+    cluster: Path,
+    output: Path | None,
+    system: Literal["nixos", "dgx-os"] | None,
+    check_only: bool,
+    quiet: bool,
+) -> None:
     """Render CLUSTER into the plan that every other command works from."""
     from spark_appliance.cli.output import print_budget, print_problems
 
-    opened = open_cluster(cluster)
+    opened = open_cluster(cluster, system)
     if opened.plan is None:
         print_problems(opened.problems)
         raise InputError(opened.errors) if not opened.problems else click.exceptions.Exit(2)
-    target = output or cluster.parent / lockfile.LOCK_NAME
+    name = lockfile.SYSTEM_LOCK_NAME.format(system=system) if system else lockfile.LOCK_NAME
+    target = output or cluster.parent / name
     text = lockfile.dump(opened.plan)
     if str(target) == "-":
         if check_only:
@@ -39,7 +52,7 @@ def render(cluster: Path, output: Path | None, check_only: bool, quiet: bool) ->
         click.echo(text, nl=False)
         return
     if check_only:
-        _check(target, text, cluster)
+        _check(target, text, f"{cluster} --system {system}" if system else str(cluster))
         return
     try:
         lockfile.write(target, text)
@@ -55,7 +68,7 @@ def render(cluster: Path, output: Path | None, check_only: bool, quiet: bool) ->
     click.echo(f"wrote {target}", err=True)
 
 
-def _check(target: Path, text: str, cluster: Path) -> None:
+def _check(target: Path, text: str, arguments: str) -> None:
     old = (
         read_bounded(target, lockfile.MAX_BYTES).decode("utf-8", "replace")
         if target.exists()
@@ -66,8 +79,8 @@ def _check(target: Path, text: str, cluster: Path) -> None:
         return
     click.echo(lockfile.difference(target, old, text), nl=False)
     raise OperationError(
-        f"{target}: error: stale: it does not follow from {cluster} [plan.stale]\n"
-        f"    remedy: spark-appliance render {cluster}"
+        f"{target}: error: stale: it does not follow from {arguments} [plan.stale]\n"
+        f"    remedy: spark-appliance render {arguments}"
     )
 
 

@@ -14,6 +14,10 @@ READ_AHEAD_KIB: Final = 16384
 """Read-ahead of the NFS mount; the kernel's 128 KiB halve a loader that reads in order. The same
 as modules/weights.nix."""
 
+NVME_READ_AHEAD_KIB: Final = 128
+"""Read-ahead of NVMe disks for buffered readers; O_DIRECT does not use it. The kernel's default,
+said so that another rule does not change it. The same as modules/engram.nix."""
+
 NFS_SERVER: Final = "nfs-server.service"
 
 
@@ -44,7 +48,8 @@ def storage_files(node: NodePlan) -> Iterator[NodeFile]:
         yield text_file(
             "/etc/udev/rules.d/60-spark-nvme.rules",
             'ACTION=="add|change", SUBSYSTEM=="block", ENV{DEVTYPE}=="disk", KERNEL=="nvme*n*", '
-            'ATTR{queue/scheduler}="none"\n',
+            'ATTR{queue/scheduler}="none", '
+            f'ATTR{{queue/read_ahead_kb}}="{NVME_READ_AHEAD_KIB}"\n',
         )
     yield text_file("/etc/tmpfiles.d/spark.conf", "".join(folders))
 

@@ -2,28 +2,24 @@
 
 The steps are those of ``nixos-rebuild --target-host``, taken apart: everything is built once and
 before anything stops, the very same store path is tried and later kept, and a timer on the node
-goes back to the boot default unless somebody who reached the node takes it away.
+goes back to the boot default unless somebody who reached the node takes it away. What runs on the
+node is in ``nixossteps``.
 """
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 from typing import Final
 
+from spark_appliance.fleet import nixossteps
 from spark_appliance.fleet.crew import Crew
 from spark_appliance.fleet.evidence import RunFolder
 from spark_appliance.fleet.local import run_local
 from spark_appliance.fleet.remote import Remote, StepError
-from spark_appliance.names import TARGET
 
 BUILD_SECONDS: Final = 6 * 3600.0
 COPY_SECONDS: Final = 2 * 3600.0
 ACTIVATE_SECONDS: Final = 600.0
-
-PROFILE: Final = "/nix/var/nix/profiles/system"
-BIN: Final = "/run/current-system/sw/bin"
-TIMER: Final = "spark-return"
 
 _STORE: Final = "/nix/store/"
 
@@ -89,7 +85,7 @@ class Nixos:
         Raises:
             StepError: when the node cannot be asked.
         """
-        argv = ["readlink", "-f", "/run/current-system", PROFILE]
+        argv = ["readlink", "-f", "/run/current-system", nixossteps.PROFILE]
         text = remote.run("look at the system", argv, seconds=30, rehearsed="old\nold\n").stdout
         running, default = (*text.splitlines(), "", "")[:2]
         return running, default
@@ -100,31 +96,17 @@ class Nixos:
         Raises:
             StepError: when it cannot be armed.
         """
-        back = (
-            f"{BIN}/systemctl stop {TARGET}; "
-            f"{PROFILE}/bin/switch-to-configuration test; "
-            f"{BIN}/systemctl start --no-block {TARGET}"
-        )
-        script = (
-            f"systemctl stop {TIMER}.timer 2>/dev/null || true\n"
-            f"systemctl reset-failed {TIMER}.service 2>/dev/null || true\n"
-            f"exec systemd-run --quiet --unit={TIMER} --on-active={seconds}s "
-            f"--timer-property=AccuracySec=1s --collect -- /bin/sh -c {shlex.quote(back)}\n"
-        )
-        remote.run("arm the return", ["sh", "-s"], seconds=60, root=True, text=script)
+        text = nixossteps.arm(seconds)
+        remote.run("arm the return", ["sh", "-s"], seconds=60, root=True, text=text)
 
     def test(self, remote: Remote, path: str) -> None:
         """Activate a system without making it the boot default.
-
-        It runs in a unit of its own, so that a lost connection does not cut it off.
 
         Raises:
             StepError: when the activation fails.
         """
         self.crew.board.work(remote.name, "activating")
-        argv = ["systemd-run", "--quiet", "--wait", "--collect", "--pipe"]
-        argv += ["--service-type=exec", "--unit=spark-activate", "--"]
-        argv += [f"{path}/bin/switch-to-configuration", "test"]
+        argv = nixossteps.activate(path)
         remote.run("activate", argv, seconds=ACTIVATE_SECONDS, root=True)
 
     def keep(self, remote: Remote, path: str) -> None:
@@ -133,13 +115,8 @@ class Nixos:
         Raises:
             StepError: when it fails; the timer is taken away only after the rest worked.
         """
-        script = (
-            "set -eu\n"
-            f"nix-env --profile {PROFILE} --set {shlex.quote(path)}\n"
-            f"{shlex.quote(path)}/bin/switch-to-configuration boot\n"
-            f"systemctl stop {TIMER}.timer 2>/dev/null || true\n"
-        )
-        remote.run("keep", ["sh", "-s"], seconds=ACTIVATE_SECONDS, root=True, text=script)
+        text = nixossteps.keep(path)
+        remote.run("keep", ["sh", "-s"], seconds=ACTIVATE_SECONDS, root=True, text=text)
 
     def go_back(self, remote: Remote, path: str) -> None:
         """Return to an earlier system now, for good.

@@ -25,6 +25,11 @@ class Source(_Model):
         description="sha256 of the cluster file's content as canonical JSON, defaults filled in; "
         "comments and the order of keys do not change it."
     )
+    cluster_lines_sha256: str | None = Field(
+        None,
+        description="sha256 of the cluster file's lines without comments and blank lines, which "
+        "Nix can compute too: mkFleet compares it. Null for a plan that was made of no file.",
+    )
     profile: str = Field(description="Name of the profile.")
     profile_sha256: str = Field(description="sha256 of the profile's content, likewise.")
 

@@ -6,6 +6,7 @@ forgets positions; a file that people edit by hand needs better.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,6 +30,24 @@ _DECIMAL = re.compile(r"[-+]?(0|[1-9][0-9_]{0,17})")
 
 # libyaml's parser is ten times faster; a PyYAML built without it still works.
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def lines_sha256(raw: bytes) -> str:
+    """Return a hash of a file's lines that comments and blank lines do not change, as hex.
+
+    ``lib/cluster-lines.nix`` computes the same, so it only knows lines: a comment at the end of a
+    line ends with the line, and one with a quote in it counts as content.
+    """
+    kept = []
+    for line in raw.split(b"\n"):
+        comment = _TRAILING_COMMENT.fullmatch(line)
+        text = (line if comment is None else comment[1]).rstrip(b" \t\r")
+        if text and not text.lstrip(b" \t\r").startswith(b"#"):
+            kept.append(text + b"\n")
+    return hashlib.sha256(b"".join(kept)).hexdigest()
+
+
+_TRAILING_COMMENT = re.compile(rb"""([^#]*[^ \t\r#])[ \t\r]+#[^"']*""")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@
     let
       hosts = spark-appliance.lib.mkFleet {
         lock = ./cluster.lock.json;
+        # stops when the plan does not follow from it
+        cluster = ./cluster.yaml;
         # every node
         modules = [ ./common.nix ];
         # single nodes, for example: nodeModules.spark1 = [ ./spark1.nix ];

@@ -15,6 +15,11 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted(path.parent.name for path in (ROOT / "examples").glob("*/cluster.yaml"))
+DGX_OS = [
+    name
+    for name in EXAMPLES
+    if "system: dgx-os" in (ROOT / "examples" / name / "cluster.yaml").read_text()
+]
 
 
 def test_init_check_render_show(run, tmp_path):
@@ -141,6 +146,29 @@ def test_a_comment_does_not_make_a_lock_stale(run, example):
     run("render", "-q")
     path.write_text("# a remark\n" + path.read_text())
     assert run("render", "--check").status == 0
+
+
+def test_a_plan_for_nixos_lies_beside_one_for_dgx_os(run, example):
+    path = example("single-spark")
+    assert run("render", "-q").status == 0
+    result = run("render", "-q", "--system", "nixos")
+    assert result.status == 0
+    assert "wrote cluster.nixos.lock.json" in result.err
+    systems = {
+        name: json.loads((path.parent / name).read_text())["nodes"][0]["system"]
+        for name in ("cluster.lock.json", "cluster.nixos.lock.json")
+    }
+    assert systems == {"cluster.lock.json": "dgx-os", "cluster.nixos.lock.json": "nixos"}
+    path.write_text(path.read_text().replace("port: 8888", "port: 8889"))
+    stale = run("render", "--check", "--system", "nixos")
+    assert stale.status == 1
+    assert "spark-appliance render cluster.yaml --system nixos" in stale.err
+
+
+@pytest.mark.parametrize("name", DGX_OS)
+def test_nixos_plans_of_the_examples_are_current(run, name):
+    path = ROOT / "examples" / name / "cluster.yaml"
+    assert run("render", "--check", "--system", "nixos", str(path)).status == 0
 
 
 def test_render_check_without_a_lock(run, example):

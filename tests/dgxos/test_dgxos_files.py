@@ -161,6 +161,17 @@ def test_only_the_head_shares_and_only_to_the_plan_s_addresses() -> None:
     )
 
 
+def test_the_queue_of_nvme_disks_is_set_where_rows_are_packed() -> None:
+    plan = dgx_plan(example("three-spark-triangle"))
+    files = files_of(plan, plan.nodes[0])
+    assert files["/etc/udev/rules.d/60-spark-nvme.rules"].text == (
+        HEADER + 'ACTION=="add|change", SUBSYSTEM=="block", ENV{DEVTYPE}=="disk", '
+        'KERNEL=="nvme*n*", ATTR{queue/scheduler}="none", ATTR{queue/read_ahead_kb}="128"\n'
+    )
+    single = dgx_plan(example("single-spark"))
+    assert "/etc/udev/rules.d/60-spark-nvme.rules" not in files_of(single, single.nodes[0])
+
+
 def test_strangers_are_kept_from_the_cluster_s_own_ports() -> None:
     plan = dgx_plan(example("three-spark-triangle"))
     rules = [files_of(plan, node)["/etc/spark/firewall.nft"].text for node in plan.nodes]

@@ -1,50 +1,28 @@
 """The Nix expression takes the same files into the same assembler.
 
-Needs Nix >= 2.18, a nixpkgs tree and a poetry2nix tree: `SPARK_NIXPKGS` and `SPARK_POETRY2NIX`
-name the folders, `SPARK_NIX` a command to put before Nix's programs (for a Nix in a chroot).
+Needs what tests/nix/README.md says.
 """
 
 from __future__ import annotations
 
 import base64
-import json
-import os
 import re
-import shlex
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from nixtool import Nix
 
 from spark_appliance.image import lock
 from spark_appliance.image.recipe import load
 
 pytestmark = pytest.mark.nix
-HERE = Path(__file__).resolve().parent
-FOLDER = HERE.parents[1] / "pkgs" / "oci-image"
+FOLDER = Path(__file__).resolve().parents[2] / "pkgs" / "oci-image"
 
 
 @pytest.fixture(scope="module")
-def evaluated() -> dict[str, Any]:
-    arguments = []
-    for argument, variable in (("nixpkgs", "SPARK_NIXPKGS"), ("poetry2nix", "SPARK_POETRY2NIX")):
-        if not os.environ.get(variable):
-            pytest.skip(f"${variable} is not set: no {argument} tree to evaluate with")
-        arguments += ["--arg", argument, os.environ[variable]]
-    prefix = shlex.split(os.environ.get("SPARK_NIX", "")) or []
-    if prefix and prefix[-1] == "nix":
-        prefix = prefix[:-1]
-    if not prefix and shutil.which("nix-instantiate") is None:
-        pytest.skip("Nix is not installed and $SPARK_NIX is not set")
-    done = subprocess.run(
-        [*prefix, "nix-instantiate", "--eval", "--strict", "--json",
-         str(HERE / "evaluate_oci.nix"), *arguments],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return dict(json.loads(done.stdout))
+def evaluated(nix: Nix) -> dict[str, Any]:
+    return dict(nix.evaluate("../image/evaluate_oci.nix"))
 
 
 def sha256(text: str) -> str:

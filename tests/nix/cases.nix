@@ -8,6 +8,7 @@ let
     engram
     guard
     engine
+    router
     fleet
     hardware
     image
@@ -101,6 +102,22 @@ let
           "python3"
           "-m"
           "sglang.launch_server"
+        ];
+      }
+      // extra;
+    }
+  ];
+  withRouter = extra: [
+    router
+    {
+      services.spark.router = {
+        enable = true;
+        package = pkgs.hello;
+        argv = [
+          "--port"
+          "8000"
+          "--worker-urls"
+          "http://192.168.1.11:8888"
         ];
       }
       // extra;
@@ -317,8 +334,34 @@ lib.mapAttrs (_: evaluate) {
   };
   engine-no-guard.modules = withEngine { } ++ [ { services.spark.guard.enable = false; } ];
 
+  # ---- router ------------------------------------------------------------------------------
+  router-good = {
+    modules = withRouter {
+      apiKeyFile = "/etc/spark/api-key";
+      port = 8000;
+    };
+    look = config: {
+      unit = unit config "spark-router.service";
+      inherit (config.systemd.units."spark-router.service") wantedBy;
+      ports = config.networking.firewall.allowedTCPPorts;
+      plan = planOf config;
+    };
+  };
+  router-no-argv.modules = withRouter { argv = [ ]; };
+  router-key-in-argv.modules = withRouter {
+    argv = [
+      "--api-key"
+      "hunter2"
+    ];
+  };
+  router-key-in-store.modules = withRouter { apiKeyFile = "${builtins.storeDir}/key"; };
+  router-version.modules = withRouter { version = "0.0.1"; };
+
   # ---- fleet -------------------------------------------------------------------------------
-  fleet-good.modules = withFleet { };
+  fleet-good.modules = withFleet { clusterFile = ../../tests/vm/cluster/cluster.yaml; };
+  fleet-other-file.modules = withFleet {
+    clusterFile = ../../examples/single-spark/cluster.yaml;
+  };
   fleet-version.modules = withFleet { plan = lib.mkForce (plan // { version = 99; }); };
   fleet-node.modules = withFleet { node = lib.mkForce "spark7"; };
   fleet-hash.modules = withFleet { clusterSha256 = lib.concatStrings (lib.replicate 64 "0"); };

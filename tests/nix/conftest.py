@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Iterator
+import json
+from typing import Any
 
 import pytest
-from nixplans import EXAMPLES, nixos_plan
-from nixtool import Nix, NixMissingError, find
-
-
-@pytest.fixture(scope="session")
-def nix() -> Iterator[Nix]:
-    try:
-        found = find(f"spark-nix-test-{os.getpid()}")
-    except NixMissingError as error:
-        pytest.skip(f"{error}; see tests/nix/README.md")
-    yield found
-    shutil.rmtree(found.source.parent)
+from nixplans import MACHINES, NAMES, nixos_lock
+from nixtool import Nix
 
 
 @pytest.fixture(scope="session")
 def plans(nix: Nix) -> dict[str, str]:
-    """All examples as NixOS clusters: name -> plan, as a path for Nix."""
-    result = {}
-    for file in sorted(EXAMPLES.glob("*/cluster.yaml")):
-        folder = nix.source.parent / "plans" / file.parent.name
-        folder.mkdir(parents=True)
-        (folder / "cluster.lock.json").write_text(nixos_plan(file.parent), encoding="utf-8")
-        result[file.parent.name] = nix.inside(folder / "cluster.lock.json")
-    assert len(result) >= 4
-    return result
+    """The committed plans of all examples as NixOS clusters: name -> path for Nix."""
+    return {name: nix.inside(nix.source / nixos_lock(name)) for name in NAMES}
+
+
+@pytest.fixture(scope="session", params=NAMES)
+def fleet(request: pytest.FixtureRequest, nix: Nix, plans: dict[str, str]) -> tuple[str, Any, Any]:
+    """Return name, plan and evaluated hosts of an example; each is evaluated once."""
+    lock = plans[request.param]
+    plan = json.loads((nix.root / lock.lstrip("/")).read_text(encoding="utf-8"))
+    arguments = {"lock": lock}
+    if request.param != MACHINES:  # an example is one of the flake's outputs
+        arguments["cluster"] = plan["name"]
+    return request.param, plan, nix.evaluate("hosts.nix", arguments)

@@ -43,6 +43,7 @@ in
   };
   exports = c.services.nfs.server.exports;
   nfs = c.services.nfs.settings;
+  nfsThreads = c.services.nfs.server.nproc;
   nfsServer = c.services.nfs.server.enable;
   plan = builtins.fromJSON (builtins.toJSON c.services.spark.plan);
   driver = c.hardware.nvidia.package.version;

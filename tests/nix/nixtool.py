@@ -1,4 +1,4 @@
-"""Find Nix and the trees it evaluates against, and run it.
+"""Find Nix and the trees it evaluates against, and run it, for the tests of all folders.
 
 What is used is named by variables, from the environment or from
 ``~/.config/spark-appliance/nix-test.env`` (lines ``NAME=value``), which ``setup-nix.sh`` writes:
@@ -21,7 +21,7 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,6 +102,11 @@ class Nix:
         Raises:
             NixFailedError: with Nix's message.
         """
+        return self._run(arguments, timeout).stdout
+
+    def _run(
+        self, arguments: Sequence[str], timeout: int = 1800
+    ) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             [*self.command, *arguments],
             capture_output=True,
@@ -111,7 +116,7 @@ class Nix:
         )
         if done.returncode:
             raise NixFailedError(done.stderr[-6000:])
-        return done.stdout
+        return done
 
     @property
     def overrides(self) -> list[str]:
@@ -126,18 +131,26 @@ class Nix:
         """The flake as an argument."""
         return f"path:{self.inside(self.source)}"
 
-    def evaluate(self, file: str, arguments: Mapping[str, str] | None = None) -> Any:
+    def evaluate(
+        self, file: str, arguments: Mapping[str, str] | None = None, *, refuse: str | None = None
+    ) -> Any:
         """Evaluate ``tests/nix/FILE``, a function of the flake's outputs and ``arguments``.
 
         Outputs are made from the inputs' trees directly, which spares Nix the copying.
+
+        Raises:
+            NixFailedError: with Nix's message, or when Nix said ``refuse``.
         """
         strings = "".join(f" {k} = {json.dumps(v)};" for k, v in (arguments or {}).items())
         source = self.inside(self.source)
         flake = self.outputs(self.trees["nixpkgs"] if self.trees else None)
         expression = f"import {source}/tests/nix/{file} {{ flake = {flake};{strings} }}"
-        return json.loads(
-            self.run("eval", "--impure", "--json", "--no-write-lock-file", "--expr", expression)
+        done = self._run(
+            ("eval", "--impure", "--json", "--no-write-lock-file", "--expr", expression)
         )
+        if refuse is not None and refuse in done.stderr:
+            raise NixFailedError(done.stderr[-6000:])
+        return json.loads(done.stdout)
 
     def outputs(self, nixpkgs: str | None) -> str:
         """Return the expression of the flake's outputs, made with a nixpkgs tree."""

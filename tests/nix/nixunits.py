@@ -32,4 +32,6 @@ def words(line: str) -> list[str]:
     for word in shlex.split(line):
         found = re.fullmatch(r"([-+]*)/nix/store/[^/]+/bin/([a-z0-9-]+)", word)
         result.append(f"{found[1]}{programs[found[2]]}" if found else word)
+    if "router" in result:
+        return ["@router-python@" if word == "@python@" else word for word in result]
     return result

@@ -15,19 +15,9 @@ from spark_appliance.node.projection import node_plan
 
 pytestmark = pytest.mark.nix
 
-NAMES = sorted(path.parent.name for path in EXAMPLES.glob("*/cluster.yaml"))
 
-
-@pytest.fixture(scope="session", params=NAMES)
-def fleet(request: pytest.FixtureRequest, nix: Nix, plans: dict[str, str]) -> tuple[Any, Any]:
-    """Return plan and evaluated hosts of an example; each is evaluated once."""
-    lock = plans[request.param]
-    plan = json.loads((nix.root / lock.lstrip("/")).read_text())
-    return plan, nix.evaluate("hosts.nix", {"lock": lock})
-
-
-def nodes(fleet: tuple[Any, Any]) -> list[tuple[Any, Any]]:
-    plan, hosts = fleet
+def nodes(fleet: tuple[str, Any, Any]) -> list[tuple[Any, Any]]:
+    _, plan, hosts = fleet
     assert [node["name"] for node in plan["nodes"]] == sorted(hosts)
     return [(node, hosts[node["name"]]) for node in plan["nodes"]]
 
@@ -36,7 +26,7 @@ def as_list(value: Any) -> list[str]:
     return value if isinstance(value, list) else [value]
 
 
-def test_units_are_the_plans_units(fleet: tuple[Any, Any]) -> None:
+def test_units_are_the_plans_units(fleet: tuple[str, Any, Any]) -> None:
     for node, host in nodes(fleet):
         ours = {unit["name"] for unit in node["units"]}
         made = {name for name in host["units"] if name.startswith("spark")}
@@ -71,7 +61,7 @@ def test_units_are_the_plans_units(fleet: tuple[Any, Any]) -> None:
             assert [words(line) for line in service["ExecStopPost"]] == unit["exec_stop_post"]
 
 
-def test_a_rebuild_restarts_nothing_of_the_cluster(fleet: tuple[Any, Any]) -> None:
+def test_a_rebuild_restarts_nothing_of_the_cluster(fleet: tuple[str, Any, Any]) -> None:
     for node, host in nodes(fleet):
         for unit in node["units"]:
             if unit["type"] in ("oneshot", "notify", "exec"):
@@ -80,13 +70,13 @@ def test_a_rebuild_restarts_nothing_of_the_cluster(fleet: tuple[Any, Any]) -> No
                 assert "X-StopIfChanged=false\n" in text
 
 
-def test_target_is_started_at_boot(fleet: tuple[Any, Any]) -> None:
+def test_target_is_started_at_boot(fleet: tuple[str, Any, Any]) -> None:
     for node, host in nodes(fleet):
         target = next(unit for unit in node["units"] if unit["name"] == "spark.target")
         assert host["units"]["spark.target"]["wantedBy"] == target["wanted_by"]
 
 
-def test_rails_are_links_and_networks(fleet: tuple[Any, Any]) -> None:
+def test_rails_are_links_and_networks(fleet: tuple[str, Any, Any]) -> None:
     for node, host in nodes(fleet):
         assert set(host["links"]) == {f"10-spark-{rail['netdev']}" for rail in node["rails"]}
         for rail in node["rails"]:
@@ -95,7 +85,7 @@ def test_rails_are_links_and_networks(fleet: tuple[Any, Any]) -> None:
             assert link["matchConfig"] == {"Path": path}
             assert link["linkConfig"] == {"MTUBytes": str(rail["mtu"]), "Name": rail["netdev"]}
             network = sections(host["network"][f"10-spark-{rail['netdev']}.network"])
-            assert network["Match"]["Path"] == [path]
+            assert network["Match"] == {"Name": [rail["netdev"]]}
             assert network["Network"]["Address"] == [rail["address"]]
             assert network["Network"]["LinkLocalAddressing"] == ["no"]
             assert network["Network"]["DHCP"] == ["no"]
@@ -106,7 +96,7 @@ def test_rails_are_links_and_networks(fleet: tuple[Any, Any]) -> None:
             }
 
 
-def test_firewall_trusts_the_rails_and_nothing_else(fleet: tuple[Any, Any]) -> None:
+def test_firewall_trusts_the_rails_and_nothing_else(fleet: tuple[str, Any, Any]) -> None:
     for node, host in nodes(fleet):
         firewall = host["firewall"]
         plan = node["firewall"]
@@ -124,7 +114,7 @@ def test_firewall_trusts_the_rails_and_nothing_else(fleet: tuple[Any, Any]) -> N
         assert firewall["checkReversePath"] == ("loose" if loose else True)
 
 
-def test_kernel_settings(fleet: tuple[Any, Any]) -> None:
+def test_kernel_settings(fleet: tuple[str, Any, Any]) -> None:
     for node, host in nodes(fleet):
         assert node["sysctl"].items() <= host["sysctl"].items()
         assert set(node["kernel_modules"]) <= set(host["kernelModules"])
@@ -142,8 +132,8 @@ def test_kernel_settings(fleet: tuple[Any, Any]) -> None:
         assert host["openModules"] is True
 
 
-def test_export_allows_exactly_the_plans_clients(fleet: tuple[Any, Any]) -> None:
-    plan, _ = fleet
+def test_export_allows_exactly_the_plans_clients(fleet: tuple[str, Any, Any]) -> None:
+    _, plan, _ = fleet
     for node, host in nodes(fleet):
         export = node["weights"]["export"]
         assert host["nfsServer"] is (export is not None)
@@ -158,7 +148,7 @@ def test_export_allows_exactly_the_plans_clients(fleet: tuple[Any, Any]) -> None
         assert plan["model"]["path"] == export["path"]
 
 
-def test_mounts_are_the_plans_and_never_hold_up_the_boot(fleet: tuple[Any, Any]) -> None:
+def test_mounts_are_the_plans_and_never_hold_up_the_boot(fleet: tuple[str, Any, Any]) -> None:
     for node, host in nodes(fleet):
         mount = node["weights"]["mount"]
         if mount is not None:
@@ -178,13 +168,13 @@ def test_mounts_are_the_plans_and_never_hold_up_the_boot(fleet: tuple[Any, Any])
             assert "nofail" in unit["Mount"]["Options"][0].split(",")
 
 
-def test_the_node_s_own_plan_lies_on_the_node(fleet: tuple[Any, Any]) -> None:
-    plan, hosts = fleet
+def test_the_node_s_own_plan_lies_on_the_node(fleet: tuple[str, Any, Any]) -> None:
+    _, plan, hosts = fleet
     for name, host in hosts.items():
         assert host["plan"] == node_plan(plan, name)
 
 
-def test_the_machine_is_sealed(fleet: tuple[Any, Any]) -> None:
+def test_the_machine_is_sealed(fleet: tuple[str, Any, Any]) -> None:
     for node, host in nodes(fleet):
         assert host["hostName"] == node["name"]
         assert host["substituters"] == []

@@ -26,6 +26,7 @@ GOOD = [
     "engram-directory",
     "guard-good",
     "engine-good",
+    "router-good",
     "fleet-good",
     "hardware-good",
     "hardware-open",
@@ -54,6 +55,11 @@ BAD = {
     "engine-key-without-config": ("needs services.spark.engine.configFile", "--config"),
     "engine-rank": ("rank is 3", "counted from 0"),
     "engine-no-guard": ("needs services.spark.guard.enable", "power"),
+    "router-no-argv": ("router.argv is empty", "router: in the cluster file"),
+    "router-key-in-argv": ("has --api-key", "services.spark.router.apiKeyFile"),
+    "router-key-in-store": ("is in the Nix store", "/etc/spark/api-key"),
+    "router-version": ("were written for 0.0.1", "render cluster.yaml"),
+    "fleet-other-file": ("another content of the cluster file cluster.yaml", "commit both"),
     "fleet-version": ("has version 99", "render cluster.yaml"),
     "fleet-node": ('node is "spark7"', "spark1, spark2, spark3"),
     "fleet-hash": ("another cluster file", "render cluster.yaml"),
@@ -180,6 +186,20 @@ def test_engine_by_hand(cases: Any) -> None:
     assert value["ports"] == [8888]
     assert value["plan"]["model"] == {"path": "/models/small"}
     assert value["plan"]["nodes"][0]["env"] == {"NCCL_DEBUG": "WARN"}
+
+
+def test_router_by_hand(cases: Any) -> None:
+    value = cases["router-good"]["value"]
+    service = sections(value["unit"])["Service"]
+    assert words(service["ExecStart"][0]) == [
+        *["@spark-node@", "--plan", "/etc/spark/plan.json", "--node", "spark9"],
+        *["router", "--python", "@router-python@"],
+    ]
+    assert service["LoadCredential"] == ["api-key:/etc/spark/api-key"]
+    assert service["DynamicUser"] == ["yes"]
+    assert value["wantedBy"] == ["multi-user.target"]
+    assert value["ports"] == [8000]
+    assert value["plan"]["router"]["argv"][:2] == ["--port", "8000"]
 
 
 def test_hardware(cases: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -29,11 +30,16 @@ def check(
     file = tmp_path / "script.py"
     file.write_text(typed, encoding="utf-8")
     return subprocess.run(
-        [sys.executable, "-m", "mypy", "--config-file=", "--check-untyped-defs", str(file)],
+        [
+            *[sys.executable, "-m", "mypy", "--config-file=", "--check-untyped-defs"],
+            *["--follow-imports=silent", str(file)],
+        ],
         capture_output=True,
         text=True,
         check=False,
         cwd=tmp_path,
+        # scripts may take commands from the command line
+        env={**os.environ, "MYPYPATH": str(REPOSITORY)},
     )
 
 

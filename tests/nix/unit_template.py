@@ -47,6 +47,7 @@ def template() -> list[dict[str, Any]]:
         weights=WeightsPlan(mode="nfs", export=export, mount=mount),
         engram=engram,
         cache_directory=CACHE_DIRECTORY,
+        router=True,
     )
     return [unit.model_dump(mode="json") for unit in units(rank)]
 

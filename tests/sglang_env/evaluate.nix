@@ -1,15 +1,9 @@
 # What the tests ask of pkgs/sglang-env, as one value. Evaluated for aarch64-linux on any machine.
-{ nixpkgs, poetry2nix }:
+{ flake }:
 let
-  pkgs = import nixpkgs {
-    system = "aarch64-linux";
-    # The tree at hand cannot evaluate pandoc, which only writes rdma-core's manual.
-    overlays = [ (final: _: { pandoc = final.hello; }) ];
-  };
+  inherit (flake.nixosConfigurations.appliance) pkgs;
   inherit (pkgs) lib;
-  env = pkgs.callPackage ../../pkgs/sglang-env {
-    poetry2nix = import poetry2nix { inherit pkgs; };
-  };
+  env = flake.packages.aarch64-linux.sglang-env;
   plain = builtins.unsafeDiscardStringContext;
   describe = package: {
     inherit (package) version;

@@ -142,5 +142,7 @@ in
       };
     };
     environment.etc."spark/release".text = lib.mkDefault "first";
+    # the kernel comes from outside: "make it the boot default" is the profile alone
+    boot.loader.grub.enable = lib.mkForce false;
   };
 }

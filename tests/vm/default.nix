@@ -12,6 +12,8 @@ let
     name = "vm-${name}";
     value = pkgs.testers.runNixOSTest {
       inherit name nodes;
+      # scripts may take the very commands that the command line runs on nodes
+      extraPythonPackages = python: [ (python.toPythonModule own.spark-appliance) ];
       testScript = builtins.readFile (./scripts + "/${name}.py");
     };
   };

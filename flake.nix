@@ -24,7 +24,14 @@
       perSystem = spark.forSystems (import ./checks/outputs.nix { inherit spark; });
     in
     {
-      lib = { inherit (spark) mkFleet readPlan planVersion; };
+      lib = {
+        inherit (spark)
+          mkAppliance
+          mkFleet
+          readPlan
+          planVersion
+          ;
+      };
 
       overlays.default = spark.overlay;
 

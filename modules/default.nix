@@ -48,5 +48,8 @@ rec {
     (import ./fleet.nix { inherit planVersion; })
   ];
   # apart from default: it brings nixpkgs' image.repart options with it
-  image = module "image" [ ./image.nix ];
+  image = module "image" [
+    base
+    ./image.nix
+  ];
 }

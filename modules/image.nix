@@ -32,7 +32,6 @@ let
     runtimeInputs = [
       pkgs.buildPackages.coreutils
       pkgs.buildPackages.findutils
-      pkgs.buildPackages.gawk
       pkgs.buildPackages.gnused
     ];
     text = builtins.readFile ./image/root.sh;
@@ -181,6 +180,10 @@ in
         nativeBuildInputs = old.nativeBuildInputs ++ [ makeRoot ];
         postPatch = (old.postPatch or "") + ''
           spark-image-root $finalRepartDefinitions/20-root.conf
+        '';
+        # it names the build's folder, which is not the same everywhere
+        postInstall = (old.postInstall or "") + ''
+          substituteInPlace $out/repart-output.json --replace-quiet "$PWD/" ""
         '';
       })
     );

@@ -36,9 +36,22 @@ let
   list = pkgs.writeText "esp-files" (
     lib.concatStrings (lib.mapAttrsToList (target: source: "${target}\t${source}\n") cfg.espFiles)
   );
-  esp = pkgs.runCommand "spark-esp.vfat" { nativeBuildInputs = [ makeEsp ]; } ''
-    spark-image-esp $out ${cfg.espSize} ${volumeId} < ${list}
-  '';
+  kernels = lib.attrValues (
+    lib.filterAttrs (target: _: lib.hasPrefix "EFI/Linux/" target) cfg.espFiles
+  );
+  esp = pkgs.runCommand "spark-esp.vfat" 
+    {
+      nativeBuildInputs = [
+        bootSize
+        makeEsp
+      ];
+    }
+    ''
+      for kernel in ${lib.escapeShellArgs kernels}; do
+        spark-boot-size ${limit} "$kernel"
+      done
+      spark-image-esp $out ${cfg.espSize} ${volumeId} < ${list}
+    '';
 in
 {
   options.services.spark.image = {
@@ -50,7 +63,8 @@ in
     };
 
     espFiles = mkOption {
-      type = types.attrsOf types.path;
+      # lazy: the kernel file names the system, whose assertions look at the names here
+      type = types.lazyAttrsOf types.path;
       example = lib.literalExpression ''{ "spark/authorized_keys" = ./authorized_keys; }'';
       description = ''
         Files on the image's ESP by their path there. The boot loader and the kernel are among

@@ -48,7 +48,6 @@ in
           # networkd then reads the address again; it may start without waiting for this
           after = [ "systemd-networkd.service" ];
           unitConfig.RequiresMountsFor = "/boot";
-          path = [ config.systemd.package ];
           serviceConfig = {
             Type = "oneshot";
             RemainAfterExit = true;

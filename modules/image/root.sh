@@ -27,20 +27,22 @@ if [[ -n $(find "${sources[@]}" -type f -links +1 -print -quit) ]]; then
   sources=("${sources[@]/#/$plain}")
 fi
 
-# Blocks of 4 KiB for contents, folders and names; an inode has 256 bytes, and ext4 makes one for
-# each 16 KiB of the partition. A tenth and 128 MiB more for the journal and ext4's own tables;
+# Blocks of 4 KiB for contents, folders and long links; an inode has 256 bytes, and ext4 makes one
+# for each 16 KiB of the partition. A tenth and 128 MiB more for the journal and ext4's own tables;
 # the root grows on the first boot anyway.
-size=$(find "${sources[@]}" -printf '%y %s %f\n' | awk '
-  $1 == "f" { blocks += int(($2 + 4095) / 4096) }
-  $1 == "l" && $2 >= 60 { blocks += 1 }
-  $1 == "d" { blocks += 1 }
-  { inodes += 1; names += length($0) }
-  END {
-    need = (blocks * 4096 + inodes * 256 + names * 2) * 1.1 + 134217728
-    least = inodes * 16384 * 1.1
-    if (need < least) need = least
-    mib = 1048576
-    printf "%.0f", int((need + mib - 1) / mib) * mib
-  }')
+blocks=0 inodes=0 names=0
+while read -r kind size name; do
+  inodes=$((inodes + 1))
+  names=$((names + ${#name} + 16))
+  case $kind in
+    f) blocks=$((blocks + (size + 4095) / 4096)) ;;
+    l) blocks=$((blocks + (size + 4036) / 4096)) ;;
+    d) blocks=$((blocks + 1)) ;;
+  esac
+done < <(find "${sources[@]}" -printf '%y %s %f\n')
+size=$(((blocks * 4096 + inodes * 256 + names * 2) * 11 / 10 + 134217728))
+least=$((inodes * 16384 * 11 / 10))
+if ((size < least)); then size=$least; fi
+size=$(((size + 1048575) / 1048576 * 1048576))
 echo "root partition: $size bytes"
 printf 'SizeMinBytes=%s\nSizeMaxBytes=%s\n' "$size" "$size" >> "$definition"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from nixplans import EXAMPLES, nixos_plan
-from nixtool import Nix, NixMissingError, find
+from nixtool import HOST_TREE, Nix, NixMissingError, find
 
 
 @pytest.fixture(scope="session")
@@ -19,6 +19,15 @@ def nix() -> Iterator[Nix]:
         pytest.skip(f"{error}; see tests/nix/README.md")
     yield found
     shutil.rmtree(found.source.parent)
+
+
+@pytest.fixture(scope="session")
+def host(nix: Nix) -> Nix:
+    """Nix with a tree whose packages are made of the machine's own tools."""
+    if nix.host_tree is None:
+        pytest.skip(f"{HOST_TREE} is not set; see tests/nix/hosttools/README.md")
+    os.environ.update(NIX_CURL_FLAGS="--retry 0", NIX_HASHED_MIRRORS="")
+    return nix
 
 
 @pytest.fixture(scope="session")

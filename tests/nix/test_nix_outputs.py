@@ -32,7 +32,7 @@ def test_the_flake_offers_what_it_says(outputs: Any) -> None:
         "packages",
         "templates",
     ]
-    assert outputs["lib"] == ["mkFleet", "planVersion", "readPlan"]
+    assert outputs["lib"] == ["mkAppliance", "mkFleet", "planVersion", "readPlan"]
     assert set(outputs["nixosModules"]) == {
         "default",
         "hardware",

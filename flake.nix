@@ -26,6 +26,7 @@
     {
       lib = {
         inherit (spark)
+          mkAppliance
           mkFleet
           nodePlan
           readPlan

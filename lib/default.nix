@@ -124,20 +124,44 @@ let
     })
   ) (lib.genAttrs exampleDirectories (_: null));
 
-  # A node before it has a plan: boots, lets the owner in by key, waits for a rollout.
-  appliance = lib.nixosSystem {
-    modules = [
-      modules.default
-      modules.image
-      stateVersion
-      {
-        nixpkgs.hostPlatform = "aarch64-linux";
-        networking.hostName = "spark";
-        hardware.spark.enable = true;
-        services.spark.image.enable = true;
-      }
-    ];
-  };
+  /**
+    The system of an image that all nodes of a cluster share: it boots, finds out which node of the
+    plan it is, lets the owner in by key and waits for a rollout. The image itself is
+    `config.system.build.image`.
+
+    # Inputs
+
+    `lock`: the plan, `cluster.lock.json`, or null: it is put on the ESP later.
+    `modules`: modules for every node (keys, time zone).
+    `specialArgs`: as for `nixosSystem`.
+  */
+  mkAppliance =
+    {
+      lock ? null,
+      modules ? [ ],
+      specialArgs ? { },
+    }:
+    lib.nixosSystem {
+      inherit specialArgs;
+      modules = [
+        ownModules.default
+        ownModules.image
+        {
+          nixpkgs.hostPlatform = lib.mkDefault "aarch64-linux";
+          networking.hostName = lib.mkDefault "spark";
+          hardware.spark.enable = lib.mkDefault true;
+          services.spark.image = {
+            enable = true;
+            plan = lock;
+            # whether the plan wants it is known too late: the root grows before anything is read
+            engram.enable = lib.mkDefault true;
+          };
+        }
+      ]
+      ++ modules;
+    };
+
+  appliance = mkAppliance { modules = [ stateVersion ]; };
 
   systems = [
     "aarch64-linux"
@@ -172,6 +196,7 @@ in
     exampleHosts
     forSystems
     lib
+    mkAppliance
     mkFleet
     modules
     nodePlan

@@ -54,5 +54,8 @@ rec {
     (import ./fleet.nix { inherit planVersion nodePlan; })
   ];
   # apart from default: it brings nixpkgs' image.repart options with it
-  image = module "image" [ ./image.nix ];
+  image = module "image" [
+    base
+    ./image.nix
+  ];
 }

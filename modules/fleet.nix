@@ -198,6 +198,20 @@ in
           };
         };
 
+        # The address by which the other nodes and the owner know this one, beside what DHCP gives
+        # (routes, name servers). Settings of the owner, networking.interfaces, come before it.
+        networking.useNetworkd = lib.mkIf (node.lan_address or null != null) true;
+        systemd.network.networks."45-spark-lan" = lib.mkIf (node.lan_address or null != null) {
+          matchConfig.Name = node.lan_interface;
+          networkConfig.DHCP = "yes";
+          addresses = [
+            {
+              Address = node.lan_address;
+              DuplicateAddressDetection = "ipv4";
+            }
+          ];
+        };
+
         # settings of the host that hold without cables too
         boot.kernel.sysctl = lib.mkIf (node.rails == [ ]) node.sysctl;
         boot.kernelModules = lib.mkIf (node.rails == [ ]) node.kernel_modules;

@@ -11,23 +11,42 @@ let
   cfg = config.services.spark.image;
   inherit (lib) mkOption types;
 
-  efiArch = pkgs.stdenv.hostPlatform.efiArch;
   toplevel = config.system.build.toplevel;
   registration = pkgs.closureInfo { rootPaths = [ toplevel ]; };
   engramLabel = "spark-engram";
+  engramDevice = "/dev/disk/by-partlabel/${engramLabel}";
+
+  # `root` means the architecture of the machine that runs systemd-repart, which may be another
+  rootType =
+    {
+      aarch64-linux = "root-arm64";
+      x86_64-linux = "root-x86-64";
+    }
+    .${pkgs.stdenv.hostPlatform.system};
+
+  # random once, the same for everybody
+  hashSeed = "b0a7fd1c-6a2e-4b57-9d0a-3f1e0c5a9e42";
+
+  makeRoot = pkgs.buildPackages.writeShellApplication {
+    name = "spark-image-root";
+    runtimeInputs = [
+      pkgs.buildPackages.coreutils
+      pkgs.buildPackages.findutils
+      pkgs.buildPackages.gnused
+    ];
+    text = builtins.readFile ./image/root.sh;
+  };
 in
 {
-  imports = [ "${modulesPath}/image/repart.nix" ];
+  imports = [
+    "${modulesPath}/image/repart.nix"
+    ./image/esp.nix
+    ./image/access.nix
+    ./image/identity.nix
+  ];
 
   options.services.spark.image = {
     enable = lib.mkEnableOption "booting from an image made by `system.build.image`";
-
-    espSize = mkOption {
-      type = types.strMatching "[0-9]+[MG]";
-      default = "1G";
-      example = "2G";
-      description = "Size of the ESP: it holds kernel and initrd of several generations.";
-    };
 
     rootFsType = mkOption {
       type = types.enum [ "ext4" ];
@@ -37,7 +56,18 @@ in
     };
 
     engram = {
-      enable = lib.mkEnableOption "a partition for packed Engram tables, made at the first boot";
+      enable = mkOption {
+        type = types.bool;
+        default = (config.services.spark.engram.device or null) == engramDevice;
+        defaultText = lib.literalMD "true when Engram's device is `/dev/disk/by-partlabel/spark-engram`";
+        example = true;
+        description = ''
+          A partition with an empty ext4 for packed Engram tables, made on the first boot behind
+          the root. Name it in the cluster file as
+          `engram: {device: /dev/disk/by-partlabel/spark-engram}`. It cannot be made later: the
+          root has taken the space then.
+        '';
+      };
       minSize = mkOption {
         type = types.strMatching "[0-9]+[MGT]";
         default = "120G";
@@ -60,35 +90,16 @@ in
         Smallest size of the grown root. On the head it also holds the checkpoint (476 GiB).
       '';
     };
-
-    authorizedKeysFile = mkOption {
-      type = types.str;
-      default = "spark/authorized_keys";
-      example = "spark/authorized_keys";
-      description = ''
-        File on the ESP with the owner's SSH keys. It can be written on any computer after the
-        image was copied to the disk, and there is no other way in: no password is ever set.
-      '';
-    };
   };
 
   config = lib.mkIf cfg.enable {
-    assertions = [
-      {
-        assertion =
-          config.users.mutableUsers
-          || config.services.openssh.enable
-          || config.users.users.root.openssh.authorizedKeys.keys != [ ];
-        message = ''
-          services.spark.image.enable: nobody could log in. Enable services.openssh, or give
-          users.users.root.openssh.authorizedKeys.keys.
-        '';
-      }
-    ];
-
     boot.loader.systemd-boot.enable = true;
     boot.loader.systemd-boot.configurationLimit = lib.mkDefault 8;
-    # the firmware finds \EFI\BOOT\BOOTAA64.EFI by itself; nothing is written to its variables
+    # The image starts its kernel from one file (UKI). The first rebuild writes entries for all
+    # generations, the image's own included, and that file would only fill the ESP.
+    boot.loader.systemd-boot.extraInstallCommands = ''
+      ${lib.getExe' pkgs.coreutils "rm"} -f -- /boot/EFI/Linux/${config.system.image.id}_*.efi
+    '';
     boot.loader.efi.canTouchEfiVariables = false;
     boot.loader.grub.enable = false;
 
@@ -114,9 +125,11 @@ in
       "10-esp" = {
         Type = "esp";
         Label = "spark-esp";
+        SizeMinBytes = cfg.espSize;
+        SizeMaxBytes = cfg.espSize;
       };
       "20-root" = {
-        Type = "root";
+        Type = rootType;
         Label = "spark-root";
         SizeMinBytes = cfg.rootMinSize;
         Weight = 1000;
@@ -129,6 +142,8 @@ in
         Format = "ext4";
         SizeMinBytes = cfg.engram.minSize;
         Weight = 500;
+        # left out on a disk that is too small for it; the root grows there all the same
+        Priority = 1;
       }
       // lib.optionalAttrs (cfg.engram.maxSize != null) { SizeMaxBytes = cfg.engram.maxSize; };
     };
@@ -143,61 +158,34 @@ in
       fi
     '';
 
-    # ---- the way in: keys from the ESP, never a password -------------------------------------
-    services.openssh = {
-      enable = lib.mkDefault true;
-      settings = {
-        PasswordAuthentication = lib.mkDefault false;
-        KbdInteractiveAuthentication = lib.mkDefault false;
-        PermitRootLogin = lib.mkDefault "prohibit-password";
-      };
-    };
-    systemd.services.spark-authorized-keys = {
-      description = "Take the owner's SSH keys from the ESP";
-      wantedBy = [ "multi-user.target" ];
-      before = [ "sshd.service" ];
-      unitConfig = {
-        RequiresMountsFor = "/boot";
-        ConditionPathExists = "/boot/${cfg.authorizedKeysFile}";
-      };
-      serviceConfig = {
-        Type = "oneshot";
-        RemainAfterExit = true;
-        ExecStart = "${lib.getExe' pkgs.coreutils "install"} -D --mode=0600 --owner=root --group=root /boot/${cfg.authorizedKeysFile} /root/.ssh/authorized_keys";
-      };
-    };
-
     # ---- the image ---------------------------------------------------------------------------
     image.repart = {
       name = lib.mkDefault config.system.image.id;
       sectorSize = 512;
-      partitions = {
-        "10-esp" = {
-          contents = {
-            "/EFI/BOOT/BOOT${lib.toUpper efiArch}.EFI".source =
-              "${config.systemd.package}/lib/systemd/boot/efi/systemd-boot${efiArch}.efi";
-            "/EFI/Linux/${config.system.boot.loader.ukiFile}".source =
-              "${config.system.build.uki}/${config.system.boot.loader.ukiFile}";
-          };
-          repartConfig = {
-            Type = "esp";
-            Label = "spark-esp";
-            Format = "vfat";
-            SizeMinBytes = cfg.espSize;
-            SizeMaxBytes = cfg.espSize;
-          };
-        };
-        "20-root" = {
-          storePaths = [ toplevel ];
-          contents."/nix-path-registration".source = "${registration}/registration";
-          repartConfig = {
-            Type = "root";
-            Label = "spark-root";
-            Format = cfg.rootFsType;
-            Minimize = "guess";
-          };
+      # The hash seed of folders is random otherwise. This replaces systemd-repart's own -E.
+      mkfsOptions.ext4 = [ "-E hash_seed=${hashSeed},discard,lazy_itable_init=1" ];
+      partitions."20-root" = {
+        storePaths = [ toplevel ];
+        contents."/nix-path-registration".source = "${registration}/registration";
+        repartConfig = {
+          Type = rootType;
+          Label = "spark-root";
+          Format = cfg.rootFsType;
         };
       };
     };
+
+    system.build.image = lib.mkForce (
+      config.image.repart.image.overrideAttrs (old: {
+        nativeBuildInputs = old.nativeBuildInputs ++ [ makeRoot ];
+        postPatch = (old.postPatch or "") + ''
+          spark-image-root $finalRepartDefinitions/20-root.conf
+        '';
+        # it names the build's folder, which is not the same everywhere
+        postInstall = (old.postInstall or "") + ''
+          substituteInPlace $out/repart-output.json --replace-quiet "$PWD/" ""
+        '';
+      })
+    );
   };
 }

@@ -23,6 +23,12 @@ PLAN_PATH: Final = "/etc/spark/plan.json"
 PLAN_VERSION: Final = 1
 """Version of the plan's schema; readers refuse any other."""
 
+ESP_PLAN: Final = "spark/cluster.lock.json"
+ESP_NODE: Final = "spark/node"
+ESP_KEYS: Final = "spark/authorized_keys"
+"""What the owner puts on the ESP of a disk image: the plan, the name of the node, root's SSH keys
+(modules/image/access.nix)."""
+
 CLUSTER_KEY: Final = "/etc/spark/cluster-key"
 """Optional secret of the supervisors, the same file on every node, mode 0600."""
 

@@ -1,4 +1,4 @@
-"""``image``: lock, build and compare the container image."""
+"""``image``: the container image (lock, build, check) and the disk image (write, compare)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,18 @@ from spark_appliance.cli.output import print_problems
 from spark_appliance.errors import InputError, OperationError
 
 try:
-    from spark_appliance.image import apt, disk, native, plugins, relock, reproduce, sbom, sources
+    from spark_appliance.image import (
+        apt,
+        disk,
+        native,
+        partitions,
+        personal,
+        plugins,
+        relock,
+        reproduce,
+        sbom,
+        sources,
+    )
     from spark_appliance.image import build as builder
     from spark_appliance.image import check as checks
     from spark_appliance.image import lock as locks
@@ -75,7 +86,7 @@ class _Counter:
 
 @click.group()
 def image() -> None:
-    """Build the container image, the same bytes for everyone."""
+    """Container image and disk image, the same bytes for everyone."""
 
 
 @image.command()
@@ -214,10 +225,32 @@ def check(folder: Path) -> None:
 @image.command()
 @click.argument("image_file", metavar="IMAGE", type=click.Path(path_type=Path))
 @click.argument("device", type=click.Path(path_type=Path))
+@click.option(
+    "--authorized-keys",
+    "keys",
+    type=click.Path(path_type=Path),
+    help="Public SSH keys that may log in as root.",
+)
+@click.option("--plan", type=click.Path(path_type=Path), help="The plan, cluster.lock.json.")
+@click.option("--node", metavar="NAME", help="Which node this disk is for.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-def write(image_file: Path, device: Path, yes: bool) -> None:
-    """Write the disk image IMAGE to the whole disk DEVICE, and read it back."""
+def write(
+    image_file: Path,
+    device: Path,
+    keys: Path | None,
+    plan: Path | None,
+    node: str | None,
+    yes: bool,
+) -> None:
+    """Write the disk image IMAGE to the whole disk DEVICE, and read it back.
+
+    Keys, plan and name are put on its ESP, read by the node on its first boot.
+    """
     size = disk.image_size(image_file)
+    files = personal.collect(keys, plan, node)
+    if files:
+        personal.require_tools()
+        partitions.esp(image_file)
     target = disk.inspect(device)
     disk.check(target, size)
     click.echo(str(target))
@@ -234,6 +267,29 @@ def write(image_file: Path, device: Path, yes: bool) -> None:
 
     digest = disk.write(image_file, Path(target.path), progress)
     click.echo(f"verified {target.path}: sha256:{digest}")
+    if files:
+        personal.put(Path(target.path), files)
+    for file in files:
+        click.echo(f"on the ESP: {file.path}")
+    if keys is None:
+        click.echo(
+            "note: without keys on the ESP (--authorized-keys) or in the image's configuration "
+            "nobody can log in",
+            err=True,
+        )
+
+
+@image.command()
+@click.argument("image_file", metavar="IMAGE", type=click.Path(path_type=Path))
+@click.argument("other", metavar="OTHER", type=click.Path(path_type=Path))
+def compare(image_file: Path, other: Path) -> None:
+    """Compare two raw disk images: which partitions differ, and where."""
+    found = partitions.differences(image_file, other)
+    for difference in found:
+        click.echo(str(difference))
+    if found:
+        raise OperationError(f"{image_file} and {other} differ")
+    click.echo("the same bytes")
 
 
 def _fetch(

@@ -85,6 +85,12 @@ def _host(value: str) -> str:
     return value
 
 
+def _mac(value: str) -> str:
+    if not re.fullmatch(r"[0-9A-Fa-f]{2}([:-][0-9A-Fa-f]{2}){5}", value):
+        raise ValueError("must be a MAC address such as 4c:bb:47:00:00:01, in quotes")
+    return value.lower().replace("-", ":")
+
+
 _SYSTEM_DIRECTORIES = frozenset(
     [
         "bin",
@@ -114,6 +120,7 @@ Host = Annotated[str, Field(min_length=1), AfterValidator(_host)]
 Ipv4 = Annotated[str, AfterValidator(_ipv4)]
 Ipv4Network = Annotated[str, AfterValidator(_network)]
 Ipv4Interface = Annotated[str, AfterValidator(_interface_address)]
+MacAddress = Annotated[str, AfterValidator(_mac)]
 Netdev = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.-]{0,14}$")]
 NodeName = Annotated[str, Field(pattern=r"^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$")]
 Port = Annotated[int, Field(ge=1, le=65535)]
@@ -227,6 +234,16 @@ class Node(_Model):
     lan_interface: Netdev = Field(
         "enP7s7",
         description="Netdev of the management network: bootstrap traffic of NCCL and Gloo.",
+    )
+    serial: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
+        description="Serial number of the machine (/sys/class/dmi/id/product_serial), by which a "
+        "disk image for all nodes finds out which node it booted on.",
+    )
+    mac: MacAddress | None = Field(
+        None,
+        description="MAC address of a network port of the machine, for the same purpose.",
     )
     engram: EngramPlace | None = Field(
         None,

@@ -325,6 +325,12 @@ class NodePlan(_Model):
     address: str
     ssh: str
     lan_interface: str
+    lan_address: str | None = Field(
+        description="IPv4 address with the prefix length of management_network; null when the "
+        "cluster file does not tell both, and the node then has what DHCP gives it."
+    )
+    serial: str | None = Field(description="DMI serial number of the machine, when given.")
+    mac: str | None = Field(description="MAC address of a port of the machine, when given.")
     argv: list[str] = Field(description="The engine's whole command line.")
     env: dict[str, str] = Field(description="The engine's environment; never a secret.")
     config_file: str | None = Field(

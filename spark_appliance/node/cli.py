@@ -31,6 +31,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     journal = Journal()
     command: Command = arguments.command
     try:
+        if arguments.identity:
+            _identity(arguments, journal)
+            return
+        if arguments.node is None:
+            raise PlanError("--node is missing: the name of this node in the plan")
         plan = Path(arguments.plan) if arguments.plan else arguments.root / PLAN_PATH[1:]
         command(read_context(plan, arguments.node, arguments.root), arguments, journal)
     except NodeError as error:
@@ -49,13 +54,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"spark-node {__version__}")
     parser.add_argument("--plan", help=f"the plan (default: {PLAN_PATH} below --root)")
-    parser.add_argument("--node", required=True, help="name of this node in the plan")
+    parser.add_argument("--node", help="name of this node in the plan (all but identity)")
     parser.add_argument(
         "--root",
         type=Path,
         default=Path("/"),
         help="look up /sys, /proc, /run, /etc and all paths of the plan below this directory",
     )
+    parser.set_defaults(identity=False, command=None)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     fabric = commands.add_parser("fabric", help="wait for the rails, resolve GIDs, warm ARP")
@@ -103,6 +109,10 @@ def _parser() -> argparse.ArgumentParser:
     report = commands.add_parser("report", help="status, engine, GPU, counters as JSON")
     report.add_argument("--gpu", action="store_true", help="also ask nvidia-smi (slows the GPU)")
     report.set_defaults(command=_report)
+
+    identity = commands.add_parser("identity", help="find out which node this is (first boot)")
+    identity.add_argument("--esp", type=Path, required=True, help="where the ESP is mounted")
+    identity.set_defaults(identity=True)
     return parser
 
 
@@ -226,6 +236,12 @@ def _report(context: NodeContext, arguments: argparse.Namespace, _: Journal) -> 
     from spark_appliance.node.report import report
 
     print(json.dumps(report(context, run, gpu=arguments.gpu), sort_keys=True))
+
+
+def _identity(arguments: argparse.Namespace, journal: Journal) -> None:
+    from spark_appliance.node.identity import Identity
+
+    Identity(arguments.root, arguments.esp, run, SystemClock(), journal).take()
 
 
 def _wait_for_signal() -> Callable[[float], bool]:

@@ -144,28 +144,37 @@ class NodeContext:
         return self.root / absolute.lstrip("/")
 
 
+def read_plan(path: Path) -> View:
+    """Read a plan.
+
+    Raises:
+        PlanError: when it cannot be read or is no plan of this version.
+    """
+    try:
+        data = json.loads(path.read_bytes())
+    except OSError as error:
+        raise PlanError(
+            f"{path}: cannot read the plan: {error.strerror}; install the node first "
+            "(spark-appliance install), or give --plan"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise PlanError(f"{path}: is no JSON ({error}); {_REMEDY}") from None
+    version = data.get("version") if isinstance(data, dict) else None
+    if not isinstance(data, dict) or version != PLAN_VERSION:
+        raise PlanError(
+            f"{path}: is no plan of version {PLAN_VERSION} (version: {version!r}); {_REMEDY}, "
+            "with spark-node and spark-appliance of the same version"
+        )
+    return View(data, str(path) + ":")
+
+
 def read_context(plan: Path, node: str, root: Path) -> NodeContext:
     """Read a plan and pick a node of it. ``plan`` itself is not below ``root``.
 
     Raises:
         PlanError: when it cannot be read, is no plan of this version or lacks the node.
     """
-    try:
-        data = json.loads(plan.read_bytes())
-    except OSError as error:
-        raise PlanError(
-            f"{plan}: cannot read the plan: {error.strerror}; install the node first "
-            "(spark-appliance install), or give --plan"
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise PlanError(f"{plan}: is no JSON ({error}); {_REMEDY}") from None
-    version = data.get("version") if isinstance(data, dict) else None
-    if not isinstance(data, dict) or version != PLAN_VERSION:
-        raise PlanError(
-            f"{plan}: is no plan of version {PLAN_VERSION} (version: {version!r}); {_REMEDY}, "
-            "with spark-node and spark-appliance of the same version"
-        )
-    view = View(data, str(plan) + ":")
+    view = read_plan(plan)
     for candidate in view.views("nodes"):
         if candidate.text("name") == node:
             if not is_whole(candidate.data):
@@ -173,6 +182,6 @@ def read_context(plan: Path, node: str, root: Path) -> NodeContext:
                     f"{plan}: is another node's own plan, {node!r} is only named in it; install "
                     "this node (spark-appliance install), or give --plan cluster.lock.json"
                 )
-            return NodeContext(view, candidate, root, sha256(data), sha256(shared_plan(data)))
+            return NodeContext(view, candidate, root, sha256(view.data), sha256(shared_plan(view.data)))
     names = ", ".join(candidate.text("name") for candidate in view.views("nodes"))
     raise PlanError(f"{plan}: has no node {node!r}; it has {names}")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from ipaddress import IPv4Address, IPv4Network
+
 from spark_appliance.memory import RESERVE_GIB, START_RESERVE_GIB
-from spark_appliance.model.cluster import Cluster
+from spark_appliance.model.cluster import Cluster, is_ipv4
 from spark_appliance.model.facts import GIB
 from spark_appliance.model.plan import FirewallPlan, GuardPlan, WeightsPlan
 from spark_appliance.topology.addressing import Rail
@@ -56,3 +58,12 @@ def guard() -> GuardPlan:
         steady_bytes=round(RESERVE_GIB * GIB),
         interval=1,
     )
+
+
+def lan_address(cluster: Cluster, rank: int) -> str | None:
+    """Return a node's management address with its prefix length, None when one is not known."""
+    address, network = cluster.nodes[rank].address, cluster.management_network
+    if network is None or not is_ipv4(address):
+        return None
+    lan = IPv4Network(network)
+    return f"{address}/{lan.prefixlen}" if IPv4Address(address) in lan else None

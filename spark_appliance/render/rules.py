@@ -41,13 +41,13 @@ def _profile_fits(cluster: Cluster, profile: Profile) -> Iterator[Finding]:
 
 
 def _nodes_differ(cluster: Cluster) -> Iterator[Finding]:
-    for key in ("name", "address", "ssh"):
+    for key in ("name", "address", "ssh", "serial", "mac"):
         seen: dict[str, int] = {}
         for rank, node in enumerate(cluster.nodes):
             value = getattr(node, key)
             if value is None:
                 continue
-            value = value.casefold() if key == "address" else value
+            value = value.casefold() if key in ("address", "serial") else value
             if value in seen:
                 yield Finding(
                     f"nodes.{key}-used-twice",

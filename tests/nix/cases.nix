@@ -123,6 +123,10 @@ let
       // extra;
     }
   ];
+  withImage = extra: [
+    image
+    { services.spark.image = { enable = true; } // extra; }
+  ];
   plan = lib.importJSON ../../tests/vm/cluster/cluster.lock.json;
   withFleet = extra: [
     fleet
@@ -434,13 +438,42 @@ lib.mapAttrs (_: evaluate) {
       }
     ];
     look = config: {
-      esp = lib.attrNames config.image.repart.partitions."10-esp".contents;
+      esp = lib.attrNames config.services.spark.image.espFiles;
       inherit (config.systemd.repart) partitions;
       root = config.fileSystems."/".device;
       passwords = config.services.openssh.settings.PasswordAuthentication;
       keys = unit config "spark-authorized-keys.service";
     };
   };
+  # a disk on which everything is so small that a test can make it
+  image-small-disk = {
+    modules = withImage {
+      espSize = "96M";
+      rootMinSize = "160M";
+      engram = {
+        enable = true;
+        minSize = "128M";
+        maxSize = "256M";
+      };
+    };
+    look = config: config.systemd.repart.partitions;
+  };
+  image-engram-of-the-plan = {
+    modules =
+      withImage { }
+      ++ withEngram { device = "/dev/disk/by-partlabel/spark-engram"; };
+    look = config: config.services.spark.image.engram.enable;
+  };
+  image-password.modules = withImage { } ++ [ { users.users.root.initialPassword = "spark"; } ];
+  image-empty-password.modules = withImage { } ++ [ { users.users.root.hashedPassword = ""; } ];
+  image-autologin.modules = withImage { } ++ [ { services.getty.autologinUser = "root"; } ];
+  image-ssh-password.modules = withImage { } ++ [
+    { services.openssh.settings.PasswordAuthentication = true; }
+  ];
+  image-ssh-root.modules = withImage { } ++ [
+    { services.openssh.settings.PermitRootLogin = "yes"; }
+  ];
+  image-esp-name.modules = withImage { espFiles."/spark/node" = ./cases.nix; };
   image-locked-out.modules = [
     image
     {

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 import pytest
 from nixplans import MACHINES, NAMES, nixos_lock
-from nixtool import Nix
+from nixtool import HOST_TREE, Nix
+
+
+@pytest.fixture(scope="session")
+def host(nix: Nix) -> Nix:
+    """Nix with a tree whose packages are made of the machine's own tools."""
+    if nix.host_tree is None:
+        pytest.skip(f"{HOST_TREE} is not set; see tests/nix/hosttools/README.md")
+    os.environ.update(NIX_CURL_FLAGS="--retry 0", NIX_HASHED_MIRRORS="")
+    return nix
 
 
 @pytest.fixture(scope="session")

@@ -164,8 +164,10 @@ class Nix:
             f' nixos-dgx-spark.outPath = "{self.trees["nixos-dgx-spark"]}"; }}'
         )
 
-    def build(self, file: str, attribute: str) -> Path:
+    def build(self, file: str, attribute: str, *more: str) -> Path:
         """Build an attribute of a file with the machine's tools; returns the path outside.
+
+        ``more`` are further arguments of ``nix build``.
 
         Raises:
             NixFailedError: with the end of the log.
@@ -173,7 +175,7 @@ class Nix:
         expression = f"import {self.inside(self.source)}/tests/nix/{file}"
         expression += f" {{ flake = {self.outputs(self.host_tree)}; }}"
         words = ["build", "--impure", "--no-link", "--print-out-paths", "--print-build-logs"]
-        output = self.run(*words, "--expr", expression, attribute)
+        output = self.run(*words, *more, "--expr", expression, attribute)
         return self.root / output.split()[0].lstrip("/")
 
 

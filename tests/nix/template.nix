@@ -6,5 +6,6 @@ in
 {
   hosts = builtins.mapAttrs (_: host: host.config.networking.hostName) outputs.nixosConfigurations;
   image = outputs.packages.aarch64-linux.spark1.drvPath;
+  firstBoot = outputs.packages.aarch64-linux.image.drvPath;
   app = outputs.apps.x86_64-linux.default.type;
 }

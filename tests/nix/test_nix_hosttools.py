@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import configparser
 import json
-import os
 import subprocess
 from pathlib import Path
 
 import pytest
-from nixtool import HOST_TREE, REPOSITORY, Nix
+from nixtool import REPOSITORY, Nix
 
 from spark_appliance.node.projection import node_plan
 
@@ -17,14 +16,6 @@ pytestmark = [pytest.mark.nix, pytest.mark.slow]
 
 BUILDS = "hosttools/builds.nix"
 PLAN = REPOSITORY / "examples" / "three-spark-triangle" / "cluster.lock.json"
-
-
-@pytest.fixture(scope="module")
-def host(nix: Nix) -> Nix:
-    if nix.host_tree is None:
-        pytest.skip(f"{HOST_TREE} is not set; see tests/nix/hosttools/README.md")
-    os.environ.update(NIX_CURL_FLAGS="--retry 0", NIX_HASHED_MIRRORS="")
-    return nix
 
 
 def output_of(host: Nix, path: Path, *arguments: str) -> str:

@@ -31,6 +31,8 @@ GOOD = [
     "hardware-good",
     "hardware-open",
     "image-good",
+    "image-small-disk",
+    "image-engram-of-the-plan",
 ]
 
 BAD = {
@@ -67,6 +69,12 @@ BAD = {
     "hardware-swap": ("swap is configured", "Remove swapDevices"),
     "hardware-x86": ("a DGX Spark is aarch64", 'hostPlatform = "aarch64-linux"'),
     "image-locked-out": ("nobody could log in", "services.openssh"),
+    "image-password": ("the password of\nroot", "hashedPasswordFile"),
+    "image-empty-password": ("the password of\nroot", "log in\nby key"),
+    "image-autologin": ("services.getty.autologinUser", "Set it to null"),
+    "image-ssh-password": ("SSH would accept passwords", "PasswordAuthentication"),
+    "image-ssh-root": ("SSH would accept passwords", "prohibit-password"),
+    "image-esp-name": ("without a leading slash", "spark/node"),
 }
 
 
@@ -217,9 +225,14 @@ def test_hardware(cases: Any) -> None:
 
 def test_image(cases: Any) -> None:
     value = cases["image-good"]["value"]
-    assert "/EFI/BOOT/BOOTAA64.EFI" in value["esp"]
-    assert any(name.startswith("/EFI/Linux/") for name in value["esp"])
+    assert value["esp"] == ["EFI/BOOT/BOOTAA64.EFI", "EFI/Linux/spark-appliance_1.efi"]
     assert value["partitions"]["30-engram"]["Label"] == "spark-engram"
     assert value["root"] == "/dev/disk/by-partlabel/spark-root"
     assert value["passwords"] is False
     assert "/boot/spark/authorized_keys" in value["keys"]
+    assert value["partitions"]["10-esp"]["SizeMaxBytes"] == "1G"
+    assert value["partitions"]["20-root"]["Type"] == "root-arm64"
+
+
+def test_the_plans_engram_partition_is_made(cases: Any) -> None:
+    assert cases["image-engram-of-the-plan"]["value"] is True

@@ -35,7 +35,7 @@ def test_the_flake_offers_what_it_says(outputs: Any) -> None:
         "packages",
         "templates",
     ]
-    assert outputs["lib"] == ["mkFleet", "nodePlan", "planVersion", "readPlan"]
+    assert outputs["lib"] == ["mkAppliance", "mkFleet", "nodePlan", "planVersion", "readPlan"]
     assert set(outputs["nixosModules"]) == {
         "default",
         "hardware",

@@ -19,4 +19,6 @@ def test_it_gives_hosts_images_and_the_command(nix: Nix) -> None:
     outputs = nix.evaluate("template.nix")
     assert outputs["hosts"] == {name: name for name in ("spark1", "spark2", "spark3")}
     assert outputs["image"].endswith(".drv")
+    assert outputs["firstBoot"].endswith(".drv")
+    assert outputs["firstBoot"] != outputs["image"]
     assert outputs["app"] == "app"

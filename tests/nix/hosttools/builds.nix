@@ -49,8 +49,87 @@ let
     ]
     || lib.hasPrefix "systemd/network/10-spark" name
   ) node.config.environment.etc;
+
+  # The image module's own partitions and tools, around a root and a kernel that can be made here.
+  # Names and contents are such that their order depends on who lists them.
+  smallRoot = pkgs.runCommand "small-root" { } ''
+    for name in zeta alpha mid "with space" beta; do
+      mkdir -p "$out/$name/deep"
+      seq 1 2000 > "$out/$name/deep/numbers"
+      cp "$out/$name/deep/numbers" "$out/$name/deep/same"
+      ln -s ../deep/numbers "$out/$name/link"
+      touch "$out/$name/empty"
+    done
+    truncate --size=1M $out/holes
+  '';
+  kernelOf =
+    size:
+    pkgs.runCommand "kernel" { } ''
+      head --bytes=${toString size} /dev/zero | tr '\0' k > $out
+    '';
+  imageWith =
+    extra:
+    (import (pkgs.path + "/nixos/lib/eval-config.nix") {
+      system = null;
+      modules = [
+        flake.nixosModules.image
+        {
+          nixpkgs.hostPlatform = "aarch64-linux";
+          system.stateVersion = "26.05";
+          services.spark.image = {
+            enable = true;
+            espSize = "96M";
+            plan = ../../../examples/three-spark-triangle/cluster.lock.json;
+            espFiles = lib.mkMerge [
+              {
+                "EFI/BOOT/BOOTAA64.EFI" = lib.mkForce (kernelOf 100000);
+                "EFI/Linux/spark-appliance_1.efi" = lib.mkForce (kernelOf 3000000);
+              }
+              (lib.genAttrs [
+                "a/zeta"
+                "a/alpha"
+                "a/mid"
+                "b/a-long-name.txt"
+                "c"
+              ] (_: kernelOf 1000))
+            ];
+          };
+          image.repart.partitions."20-root" = {
+            storePaths = lib.mkForce [ smallRoot ];
+            contents = lib.mkForce {
+              "/nix-path-registration".source = "${
+                pkgs.closureInfo { rootPaths = [ smallRoot ]; }
+              }/registration";
+            };
+          };
+        }
+        extra
+      ];
+    }).config.system.build;
 in
 {
+  inherit smallRoot;
+  image = (imageWith { }).image;
+  esp = (imageWith { }).spark-esp;
+  # what systemd-repart makes of the same files by itself
+  stock =
+    (imageWith (
+      { config, ... }:
+      {
+        image.repart.partitions."10-esp" = {
+          contents = lib.mapAttrs' (name: source: lib.nameValuePair "/${name}" { inherit source; }) config.services.spark.image.espFiles;
+          repartConfig = {
+            Format = "vfat";
+            CopyBlocks = lib.mkForce "";
+          };
+        };
+      }
+    )).image;
+  largeKernel =
+    (imageWith {
+      services.spark.image.maxBootBytes = 2999999;
+    }).spark-esp;
+
   programs = pkgs.lib.genAttrs [ "spark-appliance" "spark-engram" "spark-tp-pad" "options-doc" ] (
     name: flake.packages.x86_64-linux.${name}
   );

@@ -109,7 +109,7 @@ def lock(
 
 
 @image.command()
-@click.option("--profile", default="full", help="A profile of the recipe: full, smoke.")
+@click.option("--profile", default="full", help="A profile of the recipe: full, tools, smoke.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, metavar="DIR")
 @_recipe_option
 @_lock_option
@@ -161,15 +161,20 @@ def build(
     store = Store(cache or default_folder(), files)
     chosen = [name for name in wanted.profiles[profile].plugins if name not in without]
     libraries = _pairs(plugin_library, wanted)
-    compiled = [name for name in chosen if name in wanted.native and name not in libraries]
-    for name in compiled:
-        native.check_compiler(name, wanted.native[name])
-    needed = [*selection.debs, *(p for name in compiled for p in native.packages(pinned, name))]
+    compilers = {
+        name: native.compiler(name, wanted.native[name])
+        for name in chosen
+        if name in wanted.native and name not in libraries
+    }
+    needed = [*selection.debs, *(p for name in compilers for p in native.packages(pinned, name))]
     if not offline:
         _fetch(store, wanted, needed, selection.wheels, debian_mirror, security_mirror)
-    for name in compiled:
+        for compiler in compilers.values():
+            if store.locate(compiler) is None:
+                store.fetch(sources.compiler(compiler, wanted.target), _Counter())
+    for name, compiler in compilers.items():
         libraries[name] = native.build(
-            name, wanted.native[name], PACKAGES / name, native.packages(pinned, name), store
+            wanted.native[name], compiler, PACKAGES / name, native.packages(pinned, name), store
         )
     request = builder.Request(
         recipe=wanted,

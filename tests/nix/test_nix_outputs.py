@@ -9,7 +9,7 @@ from nixtool import Nix
 
 pytestmark = pytest.mark.nix
 
-LINUX = {"spark-engram", "spark-tp-pad"}
+LINUX = {"oci", "oci-smoke", "oci-tools", "spark-engram", "spark-tp-pad"}
 EVERYWHERE = {"default", "spark-appliance", "options-doc"}
 SPARK = {"image", "sglang-env", "sglang-env-sbom", "spark-engine"}
 

@@ -12,7 +12,17 @@ from spark_appliance.cli.output import print_problems
 from spark_appliance.errors import InputError, OperationError
 
 try:
-    from spark_appliance.image import apt, disk, native, plugins, relock, reproduce, sbom, sources
+    from spark_appliance.image import (
+        apt,
+        disk,
+        native,
+        plugins,
+        publish,
+        relock,
+        reproduce,
+        sbom,
+        sources,
+    )
     from spark_appliance.image import build as builder
     from spark_appliance.image import check as checks
     from spark_appliance.image import lock as locks
@@ -214,6 +224,29 @@ def check(folder: Path) -> None:
         f"{len(root.modes)} files and folders, {len(root.links)} links, "
         f"{len(root.libraries)} ELF files: no problem"
     )
+
+
+@image.command()
+@click.argument(
+    "folders",
+    nargs=-1,
+    required=True,
+    metavar="FOLDER...",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+)
+@click.option(
+    "--write",
+    "page",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Put the tables into this page (docs/digests.md).",
+)
+def digests(folders: Sequence[Path], page: Path | None) -> None:
+    """Print digests and layers of built images, as docs/digests.md has them."""
+    images = [publish.read(folder) for folder in folders]
+    if page is None:
+        click.echo(publish.tables(images), nl=False)
+    else:
+        publish.write(page, images)
 
 
 @image.command()

@@ -116,20 +116,20 @@ def test_the_small_images_have_nothing_to_hide(small: Emulated) -> None:
 def test_the_compiled_library_packs_and_reads(tools: Emulated) -> None:
     folder = tools.root / "cache"
     (folder / "packed").mkdir()
-    program = tools.config["Entrypoint"][0]
+    program = (PYTHON, "-m", "spark_engram")
     tools.run(
-        *(program, "fake-checkpoint", "--layer", "1", "--rows-per-column", "200"),
+        *(*program, "fake-checkpoint", "--layer", "1", "--rows-per-column", "200"),
         "/cache/checkpoint",
     )
     tools.run(
-        *(program, "pack", "--checkpoint", "/cache/checkpoint", "--output", "/cache/packed"),
+        *(*program, "pack", "--checkpoint", "/cache/checkpoint", "--output", "/cache/packed"),
         *("--tp", "2", "--rank", "1"),
     )
     packed = "/cache/packed/engram-l1-r1of2.bin"
-    tools.run(program, "verify", "--checkpoint", "/cache/checkpoint", packed)
+    tools.run(*program, "verify", "--checkpoint", "/cache/checkpoint", packed)
     read = json.loads(
         tools.run(
-            *(program, "bench", "--backend", "pread", "--seconds", "0.1", "--ids", "8"),
+            *(*program, "bench", "--backend", "pread", "--seconds", "0.1", "--ids", "8"),
             *("--no-fio", "--json", packed),
         )
     )
@@ -139,7 +139,12 @@ def test_the_compiled_library_packs_and_reads(tools: Emulated) -> None:
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
-    assert tools.complete(program, "verify", packed).returncode not in (0, 2)
+    assert tools.complete(*program, "verify", packed).returncode not in (0, 2)
+
+
+def test_the_entry_point_of_the_tools(tools: Emulated) -> None:
+    tools.needs_programs()  # the kernel starts the interpreter of the script
+    assert "pack" in tools.run(*tools.config["Entrypoint"], *tools.config["Cmd"])
 
 
 # ---- the full image -----------------------------------------------------------------------------

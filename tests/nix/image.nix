@@ -1,15 +1,16 @@
 # The container images as a machine of each kind would build them, as plain values.
 { flake }:
 let
+  file = item: {
+    inherit (item) file name outputHash;
+    path = builtins.unsafeDiscardStringContext item.outPath;
+  };
   describe = image: {
     drv = builtins.unsafeDiscardStringContext image.drvPath;
     command = builtins.unsafeDiscardStringContext image.drvAttrs.buildCommand;
-    debs = map (deb: {
-      inherit (deb) file name outputHash;
-      url = builtins.head deb.drvAttrs.urls;
-    }) image.debs;
-    wheels = map (wheel: { inherit (wheel) file name outputHash; }) image.wheels;
-    compilers = map (wheel: { inherit (wheel) file name outputHash; }) image.compilers;
+    debs = map (deb: file deb // { url = builtins.head deb.drvAttrs.urls; }) image.debs;
+    wheels = map file image.wheels;
+    compilers = map file image.compilers;
   };
 in
 builtins.mapAttrs (_: own: {

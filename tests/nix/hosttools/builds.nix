@@ -43,7 +43,7 @@ let
     name: _: lib.hasPrefix "spark" name || lib.hasPrefix "var-lib-spark" name
   ) node.config.systemd.units;
   images = {
-    inherit (flake.packages.x86_64-linux) oci-smoke oci-tools;
+    inherit (flake.packages.x86_64-linux) oci oci-smoke oci-tools;
     # as oci-tools, with one other byte in the compiled library
     altered = images.oci-tools.override {
       engramLibrary = x86.runCommand "libspark_engram.so" { } ''

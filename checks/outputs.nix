@@ -19,7 +19,13 @@ in
     default = own.spark-appliance;
   }
   // linuxOnly {
-    inherit (own) spark-engram spark-tp-pad;
+    inherit (own)
+      oci
+      oci-smoke
+      oci-tools
+      spark-engram
+      spark-tp-pad
+      ;
   }
   // sparkOnly {
     inherit (own) sglang-env sglang-router spark-engine;

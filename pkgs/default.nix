@@ -5,6 +5,17 @@ let
   src = import ./sources.nix { inherit lib; };
   callPackage = lib.callPackageWith (pkgs // packages // { inherit src; });
 
+  # what poetry2nix fetches wheels with, for whatever machine builds
+  fetchers = pkgs.callPackage (poetry2nix + "/fetchers") {
+    pyproject-nix = import (poetry2nix + "/vendor/pyproject.nix") { inherit lib; };
+  };
+  image =
+    profile:
+    callPackage ./oci-image {
+      inherit profile;
+      fetchWheel = fetchers.fetchFromPypi;
+    };
+
   packages = {
     # command line and node program: plain Python, every system
     spark-appliance = callPackage ./spark-appliance/package.nix {
@@ -27,6 +38,11 @@ let
 
     # in front of several clusters
     sglang-router = callPackage ./sglang-router/package.nix { };
+
+    # the container image: for arm64, built on any Linux machine
+    oci = image "full";
+    oci-tools = image "tools";
+    oci-smoke = image "smoke";
 
     # for the command line; the engine has builds of its own Python's
     spark-engram = pkgs.python3Packages.callPackage ./spark-engram/package.nix {

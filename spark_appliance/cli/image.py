@@ -19,6 +19,7 @@ try:
         partitions,
         personal,
         plugins,
+        publish,
         relock,
         reproduce,
         sbom,
@@ -120,7 +121,7 @@ def lock(
 
 
 @image.command()
-@click.option("--profile", default="full", help="A profile of the recipe: full, smoke.")
+@click.option("--profile", default="full", help="A profile of the recipe: full, tools, smoke.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, metavar="DIR")
 @_recipe_option
 @_lock_option
@@ -172,15 +173,20 @@ def build(
     store = Store(cache or default_folder(), files)
     chosen = [name for name in wanted.profiles[profile].plugins if name not in without]
     libraries = _pairs(plugin_library, wanted)
-    compiled = [name for name in chosen if name in wanted.native and name not in libraries]
-    for name in compiled:
-        native.check_compiler(name, wanted.native[name])
-    needed = [*selection.debs, *(p for name in compiled for p in native.packages(pinned, name))]
+    compilers = {
+        name: native.compiler(name, wanted.native[name])
+        for name in chosen
+        if name in wanted.native and name not in libraries
+    }
+    needed = [*selection.debs, *(p for name in compilers for p in native.packages(pinned, name))]
     if not offline:
         _fetch(store, wanted, needed, selection.wheels, debian_mirror, security_mirror)
-    for name in compiled:
+        for compiler in compilers.values():
+            if store.locate(compiler) is None:
+                store.fetch(sources.compiler(compiler, wanted.target), _Counter())
+    for name, compiler in compilers.items():
         libraries[name] = native.build(
-            name, wanted.native[name], PACKAGES / name, native.packages(pinned, name), store
+            wanted.native[name], compiler, PACKAGES / name, native.packages(pinned, name), store
         )
     request = builder.Request(
         recipe=wanted,
@@ -220,6 +226,29 @@ def check(folder: Path) -> None:
         f"{len(root.modes)} files and folders, {len(root.links)} links, "
         f"{len(root.libraries)} ELF files: no problem"
     )
+
+
+@image.command()
+@click.argument(
+    "folders",
+    nargs=-1,
+    required=True,
+    metavar="FOLDER...",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+)
+@click.option(
+    "--write",
+    "page",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Put the tables into this page (docs/digests.md).",
+)
+def digests(folders: Sequence[Path], page: Path | None) -> None:
+    """Print digests and layers of built images, as docs/digests.md has them."""
+    images = [publish.read(folder) for folder in folders]
+    if page is None:
+        click.echo(publish.tables(images), nl=False)
+    else:
+        publish.write(page, images)
 
 
 @image.command()

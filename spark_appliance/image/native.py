@@ -1,13 +1,17 @@
-"""Compile the native library of a plugin with the pinned compiler of the recipe."""
+"""Compile the native library of a plugin with the pinned compiler of the recipe.
+
+The compiler is a wheel, checked by sha256 like every other file and unpacked for the one run: what
+is installed on the machine has no part in the bytes.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import os
-import sys
+import platform
 import tarfile
 import tempfile
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,7 +21,7 @@ from spark_appliance import process
 from spark_appliance.errors import InputError
 from spark_appliance.image.errors import ImageError
 from spark_appliance.image.lock import DebPackage, ImageLock
-from spark_appliance.image.recipe import Native
+from spark_appliance.image.recipe import Compiler, Native
 from spark_appliance.image.store import Store
 
 _TIMEOUT_S = 1800.0
@@ -30,25 +34,42 @@ def packages(lock: ImageLock, plugin: str) -> tuple[DebPackage, ...]:
     return tuple(package for package in lock.debian.packages if name in package.profiles)
 
 
+def compiler(plugin: str, native: Native, machine: str | None = None) -> Compiler:
+    """Return the compiler for a machine (default: this one).
+
+    Raises:
+        InputError: the recipe pins none for it.
+    """
+    wanted = machine or platform.machine()
+    for found in native.compilers:
+        if found.machine == wanted:
+            return found
+    raise InputError.one(
+        "image.compiler",
+        f"the library of {plugin} is compiled with {native.compiler}, which the recipe pins for "
+        f"{', '.join(c.machine for c in native.compilers)}; this machine is {wanted}",
+        f"compile it on one of those and give it with --plugin-library {plugin}=FILE",
+    )
+
+
 def build(
-    plugin: str, native: Native, folder: Path, debs: Sequence[DebPackage], store: Store
+    native: Native, chosen: Compiler, folder: Path, debs: Sequence[DebPackage], store: Store
 ) -> Path:
     """Return the library, compiled now or earlier from the same inputs.
 
     Args:
-        plugin: name of the project.
         native: how it is compiled.
+        chosen: what ``compiler`` returns.
         folder: the project.
         debs: what ``packages`` returns.
-        store: where the packages are, and where the result is kept.
+        store: where compiler and packages are, and where the result is kept.
 
     Raises:
-        InputError: the compiler is missing or has another version.
-        ImageError: a package is missing or wrong, or the compiler fails.
+        InputError: the project has no sources.
+        ImageError: compiler or a package is missing or wrong, or the compiler fails.
     """
-    check_compiler(plugin, native)
     sources = _sources(folder, native)
-    key = hashlib.sha256(native.model_dump_json().encode())
+    key = hashlib.sha256(native.model_dump_json().encode() + chosen.machine.encode())
     for path in sources:
         key.update(path.name.encode() + b"\0" + path.read_bytes())
     for package in debs:
@@ -66,6 +87,9 @@ def build(
             with DebFile(str(store.verified(package))) as archive:
                 tar: tarfile.TarFile = archive.data.tgz()
                 tar.extractall(work / "root", filter="data")
+        with zipfile.ZipFile(store.verified(chosen)) as wheel:
+            wheel.extractall(work / "compiler")  # noqa: S202 - checked by its hash
+        (work / "compiler" / native.command[0]).chmod(0o755)
         exports = "".join(f"{symbol}; " for symbol in native.exports)
         (work / "exports.map").write_text(f"{{ global: {exports}local: *; }};\n")
         process.run(
@@ -80,7 +104,8 @@ def build(
 def argv(native: Native, sources: Sequence[Path], work: Path) -> list[str]:
     """Return the compiler's command line; nothing of it depends on the host but paths."""
     return [
-        *(sys.executable, "-m", "ziglang", "c++", "-target", native.target),
+        *(str(work / "compiler" / native.command[0]), *native.command[1:]),
+        *("-target", native.target),
         *("-shared", "-fPIC", "-s", *native.flags),
         f"-ffile-prefix-map={sources[0].parent}=src",
         f"-ffile-prefix-map={work}=work",
@@ -90,25 +115,6 @@ def argv(native: Native, sources: Sequence[Path], work: Path) -> list[str]:
         f"-Wl,--version-script={work / 'exports.map'}",
         *("-o", str(work / native.library)),
     ]
-
-
-def check_compiler(plugin: str, native: Native) -> None:
-    """Refuse a missing compiler or another version of it: it would write other bytes.
-
-    Raises:
-        InputError: with the command that installs it.
-    """
-    name, _, version = native.compiler.partition("==")
-    try:
-        found = importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        found = "none"
-    if found != version:
-        raise InputError.one(
-            "image.compiler",
-            f"the library of {plugin} is compiled with {native.compiler}, installed is {found}",
-            f"{sys.executable} -m pip install {native.compiler}",
-        )
 
 
 def _sources(folder: Path, native: Native) -> list[Path]:

@@ -169,13 +169,22 @@ def _relative(blob: Blob) -> str:
     return "blobs/sha256/" + blob.digest.removeprefix("sha256:")
 
 
+def read_index(folder: Path) -> Any:
+    """Return the index of a layout.
+
+    Raises:
+        InputError: missing or not JSON.
+    """
+    return _read_json(folder / "index.json")
+
+
 def read_image(folder: Path) -> Image:
     """Read the image of a layout that this program wrote.
 
     Raises:
         InputError: the folder is no such layout.
     """
-    index = _read_json(folder / "index.json")
+    index = read_index(folder)
     try:
         digest = next(
             item["digest"] for item in index["manifests"] if REF_NAME in item.get("annotations", {})

@@ -5,9 +5,17 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from packaging.utils import parse_wheel_filename
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from spark_appliance.errors import InputError, Location, Problem, read_failure
 
@@ -78,15 +86,38 @@ class Layer(_Model):
     wheels: Pattern
 
 
+class Compiler(_Model):
+    """The wheel of a compiler for one kind of host; ``machine`` as ``uname -m`` says it."""
+
+    machine: str
+    file: str
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+    @property
+    def requirement(self) -> str:
+        """The exact requirement that this wheel fulfils."""
+        name, version, _, _ = parse_wheel_filename(self.file)
+        return f"{name}=={version}"
+
+    @property
+    def platforms(self) -> tuple[str, ...]:
+        """The platform tags of the wheel, sorted."""
+        return tuple(sorted({tag.platform for tag in parse_wheel_filename(self.file)[3]}))
+
+
 class Native(_Model):
     """How the native library of a plugin is compiled.
 
-    ``compiler`` is an exact requirement of the Python index; ``sources`` are folders of the
-    project with C++ files; ``debian`` packages are unpacked beside the sources and ``archives``
-    of them linked; ``exports`` are the symbols that stay visible.
+    ``compiler`` is an exact requirement of the Python index, ``compilers`` its wheels for the
+    machines that can compile, ``command`` what is run: the program as a path in the wheel, and
+    its first arguments. ``sources`` are folders of the project with C++ files; ``debian`` packages
+    are unpacked beside the sources and ``archives`` of them linked; ``exports`` are the symbols
+    that stay visible.
     """
 
     compiler: str
+    compilers: tuple[Compiler, ...]
+    command: Annotated[tuple[str, ...], Field(min_length=1)]
     target: str
     sources: tuple[str, ...]
     flags: tuple[str, ...]
@@ -94,6 +125,13 @@ class Native(_Model):
     library: str
     debian: tuple[str, ...]
     archives: tuple[str, ...]
+
+    @model_validator(mode="after")
+    def _one_version(self) -> Self:
+        for wheel in self.compilers:
+            if wheel.requirement != self.compiler:
+                raise ValueError(f"{wheel.file} is not {self.compiler}")
+        return self
 
     @staticmethod
     def profile(plugin: str) -> str:

@@ -14,7 +14,7 @@ from spark_appliance import process
 from spark_appliance.image.apt import Mirrors
 from spark_appliance.image.errors import ImageError
 from spark_appliance.image.lock import DebPackage, Wheel
-from spark_appliance.image.recipe import Target
+from spark_appliance.image.recipe import Compiler, Target
 from spark_appliance.image.store import Download
 
 _TIMEOUT_S = 1800.0
@@ -36,7 +36,9 @@ def debian(packages: Iterable[DebPackage], mirrors: Mirrors) -> list[Download]:
     ]
 
 
-def report_argv(target: Target, requirements: Path, folder: Path) -> list[str]:
+def report_argv(
+    target: Target, requirements: Path, folder: Path, platforms: Sequence[str] = _PLATFORMS
+) -> list[str]:
     """Return the pip command that names the files of exact requirements without installing."""
     tag = f"cp{target.python.replace('.', '')}"
     return [
@@ -44,13 +46,20 @@ def report_argv(target: Target, requirements: Path, folder: Path) -> list[str]:
         "--quiet", "--report", "-", "--only-binary=:all:",
         "--target", str(folder), "--python-version", target.python, "--implementation", "cp",
         *(word for abi in (tag, "abi3", "none") for word in ("--abi", abi)),
-        *(word for platform in _PLATFORMS for word in ("--platform", platform)),
+        *(word for platform in platforms for word in ("--platform", platform)),
         "--requirement", str(requirements),
     ]  # fmt: skip
 
 
-def wheels(missing: Sequence[Wheel], target: Target) -> list[Download]:
+def wheels(
+    missing: Sequence[Wheel], target: Target, platforms: Sequence[str] = _PLATFORMS
+) -> list[Download]:
     """Ask pip for the addresses of wheels; its configuration decides on index and proxies.
+
+    Args:
+        missing: the wheels.
+        target: what they are for.
+        platforms: tags that pip may choose by, the preferred first (default: the target's).
 
     Raises:
         ImageError: pip is missing, or the index lacks a locked file.
@@ -62,7 +71,7 @@ def wheels(missing: Sequence[Wheel], target: Target) -> list[Download]:
         requirements.write_text("".join(f"{w.name}=={w.version}\n" for w in missing))
         try:
             answer = process.run(
-                report_argv(target, requirements, Path(name) / "none"),
+                report_argv(target, requirements, Path(name) / "none", platforms),
                 timeout=_TIMEOUT_S,
                 # exact versions need no constraints of the machine
                 env={"PIP_CONSTRAINT": os.devnull, "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
@@ -85,3 +94,14 @@ def wheels(missing: Sequence[Wheel], target: Target) -> list[Download]:
             "    remedy: point pip at an index that has them, or give a folder with --files"
         )
     return [Download(w.file, w.sha256, found[w.sha256]) for w in missing]
+
+
+def compiler(wanted: Compiler, target: Target) -> list[Download]:
+    """Ask pip for the address of a compiler's wheel, which is for a host, not for the target.
+
+    Raises:
+        ImageError: as ``wheels``.
+    """
+    name, _, version = wanted.requirement.partition("==")
+    wheel = Wheel(name=name, version=version, file=wanted.file, sha256=wanted.sha256)
+    return wheels([wheel], target, wanted.platforms)

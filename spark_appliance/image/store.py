@@ -10,11 +10,14 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import stat
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from io import BufferedIOBase
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -81,10 +84,19 @@ class Store:
         return self.folder / "sha256" / item.sha256 / item.file
 
     def locate(self, item: Pinned) -> Path | None:
-        """Return where a file lies, unchecked: the cache, else a seed folder of that name."""
+        """Return where a file lies, unchecked: the cache, else a seed folder of that name.
+
+        Raises:
+            ImageError: this user may not look into the cache.
+        """
         for path in (self.path(item), *(seed / item.file for seed in self._seeds)):
-            if path.is_file():
-                return path
+            try:
+                if stat.S_ISREG(path.stat().st_mode):
+                    return path
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError as error:
+                raise _unreadable(path, error) from None
         return None
 
     def verified(self, item: Pinned) -> Path:
@@ -102,11 +114,7 @@ class Store:
         try:
             found = hash_file(path)
         except OSError as error:
-            raise ImageError(
-                f"{path}: cannot read: {error.strerror}\n"
-                "    remedy: give this user the right to read the cache, or choose another with "
-                "--cache"
-            ) from None
+            raise _unreadable(path, error) from None
         if found != item.sha256:
             raise HashMismatchError(path, item.sha256, found)
         return path
@@ -123,13 +131,16 @@ class Store:
         if not todo:
             return
         pool = ThreadPoolExecutor(_PARALLEL)
+        stop = threading.Event()
         try:
-            for future in [pool.submit(self._one, item, progress) for item in todo]:
+            for future in [pool.submit(self._one, item, progress, stop) for item in todo]:
                 future.result()
         finally:
+            # an interrupt, or another file's failure: the others keep what has arrived
+            stop.set()
             pool.shutdown(cancel_futures=True)
 
-    def _one(self, item: Download, progress: Progress | None) -> None:
+    def _one(self, item: Download, progress: Progress | None, stop: threading.Event) -> None:
         final = self.path(item)
         partial = self.folder / "partial" / item.sha256
         try:
@@ -139,7 +150,7 @@ class Store:
                 if final.is_file():
                     partial.unlink(missing_ok=True)
                     return
-                _receive(item, file, progress)
+                _receive(item, file, progress, stop)
                 found = hash_file(partial)
                 if found != item.sha256:
                     partial.unlink()
@@ -160,7 +171,16 @@ def _locked(file: BinaryIO) -> Iterator[None]:
         fcntl.flock(file, fcntl.LOCK_UN)
 
 
-def _receive(item: Download, file: BinaryIO, progress: Progress | None) -> None:
+def _unreadable(path: Path, error: OSError) -> ImageError:
+    return ImageError(
+        f"{path}: cannot read: {error.strerror}\n"
+        "    remedy: give this user the right to read the cache, or choose another with --cache"
+    )
+
+
+def _receive(
+    item: Download, file: BinaryIO, progress: Progress | None, stop: threading.Event
+) -> None:
     """Append the rest of a download to a file; asks the server to go on from where it ends."""
     if not item.url.startswith(("http://", "https://")):
         raise InputError.one("image.url", f"{item.url}: not an http address")
@@ -176,7 +196,10 @@ def _receive(item: Download, file: BinaryIO, progress: Progress | None) -> None:
                     file.truncate(0)
                     begin = 0
                 length = answer.headers.get("Content-Length")
-                got = _copy(answer, file, item.file, progress)
+                got = _copy(answer, file, item.file, progress, stop)
+            if stop.is_set():
+                reason = "stopped"
+                break
             if length is None or got == int(length):
                 return
             reason = f"the connection ended after {begin + got} bytes"
@@ -201,9 +224,16 @@ def _http_errors() -> type[Exception]:
     return http.client.HTTPException
 
 
-def _copy(source: BinaryIO, file: BinaryIO, name: str, progress: Progress | None) -> int:
+def _copy(
+    source: BufferedIOBase,
+    file: BinaryIO,
+    name: str,
+    progress: Progress | None,
+    stop: threading.Event,
+) -> int:
     total = 0
-    while chunk := source.read(CHUNK):
+    # read1: what is there, so that a slow server does not hold up an interrupt
+    while not stop.is_set() and (chunk := source.read1(CHUNK)):
         file.write(chunk)
         total += len(chunk)
         if progress is not None:

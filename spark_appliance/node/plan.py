@@ -182,6 +182,8 @@ def read_context(plan: Path, node: str, root: Path) -> NodeContext:
                     f"{plan}: is another node's own plan, {node!r} is only named in it; install "
                     "this node (spark-appliance install), or give --plan cluster.lock.json"
                 )
-            return NodeContext(view, candidate, root, sha256(view.data), sha256(shared_plan(view.data)))
+            return NodeContext(
+                view, candidate, root, sha256(view.data), sha256(shared_plan(view.data))
+            )
     names = ", ".join(candidate.text("name") for candidate in view.views("nodes"))
     raise PlanError(f"{plan}: has no node {node!r}; it has {names}")

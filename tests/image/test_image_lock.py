@@ -140,16 +140,36 @@ def test_a_plugin_library_for_another_machine_is_refused(tmp_path: Path) -> None
         plugins.load(folder, RECIPE.native["spark-engram"])
 
 
-def test_another_compiler_is_refused() -> None:
-    wanted = RECIPE.native["spark-engram"].model_copy(update={"compiler": "pytest==0.0.1"})
-    with pytest.raises(Exception, match=r"compiled with pytest==0\.0\.1, installed is"):
-        native.check_compiler("spark-engram", wanted)
+def test_a_machine_without_a_pinned_compiler_is_refused() -> None:
+    with pytest.raises(Exception, match=r"pins for aarch64, x86_64; this machine is riscv64"):
+        native.compiler("spark-engram", RECIPE.native["spark-engram"], "riscv64")
+
+
+def test_the_compilers_are_one_version_for_two_kinds_of_machine() -> None:
+    settings = RECIPE.native["spark-engram"]
+    for machine in ("x86_64", "aarch64"):
+        found = native.compiler("spark-engram", settings, machine)
+        assert found.requirement == settings.compiler
+        assert any(
+            tag.endswith(f"manylinux_2_12_{machine}") or tag.endswith(f"manylinux_2_17_{machine}")
+            for tag in found.platforms
+        )
+        argv = sources.report_argv(RECIPE.target, Path("r"), Path("n"), found.platforms)
+        assert argv[argv.index("--platform") + 1] == found.platforms[0]
+
+
+def test_a_compiler_of_another_version_is_no_recipe(tmp_path: Path) -> None:
+    text = (FOLDER / "recipe.toml").read_text()
+    (tmp_path / "recipe.toml").write_text(text.replace('"ziglang==0.17.1"', '"ziglang==0.17.0"'))
+    with pytest.raises(Exception, match=r"ziglang-0\.17\.1-.*\.whl is not ziglang==0\.17\.0"):
+        load(tmp_path / "recipe.toml")
 
 
 def test_the_compiler_command_names_the_target() -> None:
     settings: Native = RECIPE.native["spark-engram"]
     argv = native.argv(settings, [Path("/s/src/a.cc")], Path("/w"))
-    assert argv[1:6] == ["-m", "ziglang", "c++", "-target", "aarch64-linux-gnu.2.34"]
+    assert argv[:2] == ["/w/compiler/ziglang/zig", "c++"]
+    assert argv[2:4] == ["-target", "aarch64-linux-gnu.2.34"]
     assert "-ffile-prefix-map=/s/src=src" in argv
     assert argv[-2:] == ["-o", "/w/libspark_engram.so"]
     assert "/w/root/usr/lib/aarch64-linux-gnu/liburing.a" in argv

@@ -12,7 +12,7 @@ from nixtool import REPOSITORY, Nix
 pytestmark = pytest.mark.nix
 
 EXAMPLES = [name for name in NAMES if name != MACHINES]
-LINUX = {"spark-engram", "spark-tp-pad"}
+LINUX = {"oci", "oci-smoke", "oci-tools", "spark-engram", "spark-tp-pad"}
 EVERYWHERE = {"default", "spark-appliance", "options-doc"}
 SPARK = {"image", "sglang-router", "sglang-env", "sglang-env-sbom", "spark-engine"}
 

@@ -24,12 +24,18 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).resolve().parent.parent
 RESULTS = HERE / "audit" / "results"
+SITE = "opt/sglang/lib/python3.13/site-packages"
+"""Where the container image has its wheels."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one part; return its exit status (0 right, 1 problems, difference or failure)."""
     arguments = _parser().parse_args(argv)
     try:
+        if arguments.root is not None and arguments.part != "gpu":
+            raise AuditError("--root is for the part gpu")
+        if arguments.root is not None:
+            return _show(gpu(arguments))
         if arguments.part in NEEDS_WHEELS and arguments.wheels is None:
             raise AuditError("no folder of wheels; give --wheels DIR or $SGLANG_ENV_WHEELS")
         result = PARTS[arguments.part](arguments)
@@ -61,6 +67,13 @@ def elf(arguments: argparse.Namespace) -> dict[str, Any]:
 def gpu(arguments: argparse.Namespace) -> dict[str, Any]:
     """GPU code: what runs on sm_121, and why the rest does not matter."""
     exceptions = json.loads((HERE / "audit" / "gpu_exceptions.json").read_text(encoding="utf-8"))
+    if arguments.root is not None:
+        site = arguments.root / SITE
+        # the image leaves some of these files out
+        present = {path: why for path, why in exceptions.items() if (site / path).is_file()}
+        return gpu_rules.judge(
+            gpu_scan.scan_root(arguments.root, site, arguments.cuobjdump), present
+        )
     wheels = locked_wheels(HERE / "poetry.lock")
     return gpu_rules.judge(
         gpu_scan.scan_wheels(arguments.wheels, wheels, arguments.cuobjdump), exceptions
@@ -141,6 +154,14 @@ def _deliver(part: str, result: dict[str, Any] | str | None, *, check: bool) -> 
     return 1 if problems else 0
 
 
+def _show(result: dict[str, Any]) -> int:
+    """Print what was found in a root; the committed results are of the wheels."""
+    print(json.dumps(result, indent=1, sort_keys=True, ensure_ascii=False))
+    for problem in result["problems"]:
+        print(f"audit: {problem}", file=sys.stderr)
+    return 1 if result["problems"] else 0
+
+
 def _index(arguments: argparse.Namespace) -> str:
     if not arguments.index:
         raise AuditError("no index; give --index ADDRESS or $RELOCK_INDEX (a simple index)")
@@ -166,6 +187,11 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         default=os.environ.get("CUOBJDUMP", "cuobjdump"),
         help="NVIDIA's cuobjdump, for `gpu` (default: $CUOBJDUMP, else from PATH)",
+    )
+    parser.add_argument(
+        "--root",
+        type=Path,
+        help="for `gpu`: an unpacked container image instead of the wheels; prints the result",
     )
     parser.add_argument("--check", action="store_true", help="compare with the committed result")
     return parser

@@ -60,6 +60,39 @@ def scan_wheel(folder: Path, wheel: LockedWheel, cuobjdump: Path) -> Iterator[Gp
                 yield code
 
 
+def scan_root(root: Path, site: Path, cuobjdump: Path) -> Iterator[GpuCode]:
+    """Yield the files of an unpacked root that hold device code, ordered by path.
+
+    Args:
+        root: the root; links are not followed.
+        site: its site-packages. What is below has the path that it has in its wheel, everything
+            else its path in the root with a leading slash.
+        cuobjdump: NVIDIA's program.
+
+    Raises:
+        AuditError: cuobjdump cannot be started or fails on a file.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        # a link, because samples are written beside the file that is read
+        link = Path(name) / "file"
+        for file in sorted(root.rglob("*")):
+            if file.is_symlink() or not file.is_file() or not _may_hold_code(file):
+                continue
+            below = file.is_relative_to(site)
+            path = str(file.relative_to(site)) if below else f"/{file.relative_to(root)}"
+            link.unlink(missing_ok=True)
+            link.symlink_to(file.absolute())
+            code = GpuCode("", path, *list_code(cuobjdump, link, path))
+            if code.sass or code.ptx:
+                yield code
+
+
+def _may_hold_code(file: Path) -> bool:
+    with file.open("rb") as stream:
+        head = stream.read(len(ELF_MAGIC))
+    return head in {ELF_MAGIC, fatbin.MAGIC} and _has_device_code(file)
+
+
 def list_code(cuobjdump: Path, file: Path, label: str) -> tuple[dict[str, int], dict[str, int]]:
     """Return how many SASS binaries and PTX texts `file` has, by architecture."""
     sass: Counter[str] = Counter()

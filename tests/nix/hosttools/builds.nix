@@ -6,6 +6,8 @@
 let
   inherit (flake.nixosConfigurations.appliance) pkgs;
   inherit (pkgs) lib;
+  # programs of this machine, without the node's
+  x86 = import pkgs.path { system = "x86_64-linux"; };
 
   node = import (pkgs.path + "/nixos/lib/eval-config.nix") {
     system = null;
@@ -40,6 +42,19 @@ let
   ours = lib.filterAttrs (
     name: _: lib.hasPrefix "spark" name || lib.hasPrefix "var-lib-spark" name
   ) node.config.systemd.units;
+  images = {
+    inherit (flake.packages.x86_64-linux) oci oci-smoke oci-tools;
+    # as oci-tools, with one other byte in the compiled library
+    altered = images.oci-tools.override {
+      engramLibrary = x86.runCommand "libspark_engram.so" { } ''
+        for blob in ${images.oci-tools}/blobs/sha256/*; do
+          tar -xf $blob --wildcards '*/libspark_engram.so' 2>/dev/null || continue
+        done
+        cp "$(find opt -name libspark_engram.so)" $out
+        printf X | dd of=$out bs=1 seek=$(($(stat -c %s $out) - 1)) conv=notrunc
+      '';
+    };
+  };
   etc = lib.filterAttrs (
     name: _:
     lib.elem name [
@@ -145,6 +160,7 @@ in
       path = file.source;
     }) etc
   );
+  inherit images;
   checks = {
     inherit (flake.checks.x86_64-linux) render-three-spark-triangle;
   };

@@ -37,7 +37,6 @@ def test_a_comment_leaves_the_plan_as_it_was(tmp_path: Path) -> None:
 
 def _disk(data: Any) -> None:
     data["nodes"][1]["engram"] = {"device": "/dev/disk/by-id/nvme-new"}
-    data["management_network"] = "192.168.0.0/16"  # only used to check addresses
 
 
 @pytest.fixture(scope="module")

@@ -149,13 +149,13 @@ def set_at(*path: str | int, to: Any) -> Callable[[Data], None]:
     return change
 
 
-HEAD, WORKERS, ALL, NOBODY = {"spark1"}, {"spark2", "spark3"}, {"spark1", "spark2", "spark3"}, set()
+HEAD, WORKERS, ALL = {"spark1"}, {"spark2", "spark3"}, {"spark1", "spark2", "spark3"}
 ROUTER = {"replicas": [{"name": "east", "url": "http://192.168.1.99:8888"}]}
 IMAGE = {"digest": "sha256:" + "a" * 64}
 
 CLUSTER_WIDE: dict[str, tuple[Callable[[Data], None], set[str], bool]] = {
     # name: (change, whose own plan changes, whether ranks before and after disagree)
-    "only the source": (set_at("management_network", to="192.168.1.0/24"), NOBODY, False),
+    "length of the LAN prefix": (set_at("management_network", to="192.168.1.0/24"), ALL, False),
     "key file": (set_at("api", "key_file", to="/etc/spark/other-key"), HEAD, False),
     "bind": (set_at("api", "bind", to="192.168.1.11"), HEAD, False),
     "router": (set_at("router", to=ROUTER), HEAD, False),

@@ -16,6 +16,10 @@ let
   engramLabel = "spark-engram";
   engramDevice = "/dev/disk/by-partlabel/${engramLabel}";
 
+  # A type of its own, random once: systemd-repart tells partitions by their type, and would take
+  # any other Linux partition on the disk for this one.
+  engramType = "8a4d2f0e-5c1b-4b7a-a6e3-2d90c7f1b358";
+
   # `root` means the architecture of the machine that runs systemd-repart, which may be another
   rootType =
     {
@@ -137,7 +141,7 @@ in
     }
     // lib.optionalAttrs cfg.engram.enable {
       "30-engram" = {
-        Type = "linux-generic";
+        Type = engramType;
         Label = engramLabel;
         Format = "ext4";
         SizeMinBytes = cfg.engram.minSize;

@@ -445,19 +445,6 @@ lib.mapAttrs (_: evaluate) {
       keys = unit config "spark-authorized-keys.service";
     };
   };
-  # a disk on which everything is so small that a test can make it
-  image-small-disk = {
-    modules = withImage {
-      espSize = "96M";
-      rootMinSize = "160M";
-      engram = {
-        enable = true;
-        minSize = "128M";
-        maxSize = "256M";
-      };
-    };
-    look = config: config.systemd.repart.partitions;
-  };
   image-engram-of-the-plan = {
     modules =
       withImage { }

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.nix
 
 BUILDS = "hosttools/builds.nix"
 PLAN = REPOSITORY / "examples" / "three-spark-triangle" / "cluster.lock.json"
+IMAGES = ("appliance", "cluster", "node")
 MIB = 1 << 20
 
 
@@ -33,7 +34,7 @@ def systems(nix: Nix) -> Any:
 # ---- who gets in -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["appliance", "cluster", "node"])
+@pytest.mark.parametrize("name", IMAGES)
 def test_there_is_no_password_and_no_login_without_a_key(systems: Any, name: str) -> None:
     system = systems[name]
     assert "root" in system["passwords"]
@@ -87,13 +88,15 @@ def test_a_node_that_was_rolled_out_knows_it(systems: Any) -> None:
 
 
 def test_every_generation_checks_what_the_firmware_loads(systems: Any) -> None:
-    for system in systems.values():
+    for name in IMAGES:
+        system = systems[name]
         assert "spark-boot-size" in system["checks"]
         assert "/boot/EFI/Linux/spark-appliance_*.efi" in system["bootLoader"]
 
 
 def test_nothing_of_the_image_is_random(systems: Any) -> None:
-    for system in systems.values():
+    for name in IMAGES:
+        system = systems[name]
         assert system["esp"]["CopyBlocks"].endswith("spark-esp.vfat")
         (ext4,) = system["mkfs"]["ext4"]
         assert "hash_seed=" in ext4
@@ -190,7 +193,7 @@ def test_a_kernel_that_the_firmware_cannot_load_is_refused(host: Nix) -> None:
 class Disk:
     """An image on a larger disk, in a folder that Nix's root sees."""
 
-    def __init__(self, host: Nix, definitions: dict[str, dict[str, Any]], size: int) -> None:
+    def __init__(self, host: Nix, raw: Path, definitions: Any, size: int) -> None:
         self.host = host
         self.folder = host.source.parent / "disk"
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -198,9 +201,8 @@ class Disk:
         for name, settings in definitions.items():
             lines = "".join(f"{key}={value}\n" for key, value in settings.items())
             (self.folder / "repart.d" / f"{name}.conf").write_text(f"[Partition]\n{lines}")
-        (image,) = host.build(BUILDS, "image").glob("*.raw")
         self.path = self.folder / "disk.raw"
-        shutil.copyfile(image, self.path)
+        shutil.copyfile(raw, self.path)
         self.before = {found.label: self.read(found) for found in partitions(self.path)}
         with self.path.open("r+b") as file:
             file.truncate(size)
@@ -234,12 +236,20 @@ class Disk:
 
 @pytest.fixture(scope="module")
 def definitions(nix: Nix) -> Any:
-    return nix.evaluate("cases.nix")["image-small-disk"]["value"]
+    return nix.evaluate("disk.nix")
+
+
+@pytest.fixture(scope="module")
+def raw(host: Nix) -> Path:
+    (image,) = host.build(BUILDS, "image").glob("*.raw")
+    return image
 
 
 @pytest.mark.slow
-def test_the_root_grows_and_engram_gets_its_partition_once(host: Nix, definitions: Any) -> None:
-    disk = Disk(host, definitions, 1024 * MIB)
+def test_the_root_grows_and_engram_gets_its_partition_once(
+    host: Nix, raw: Path, definitions: Any
+) -> None:
+    disk = Disk(host, raw, definitions, 1024 * MIB)
     disk.boot()
     esp, root, engram = partitions(disk.path)
     assert (esp.label, root.label, engram.label) == ("spark-esp", "spark-root", "spark-engram")
@@ -265,8 +275,10 @@ def test_the_root_grows_and_engram_gets_its_partition_once(host: Nix, definition
 
 
 @pytest.mark.slow
-def test_a_small_disk_has_no_engram_partition_but_grows(host: Nix, definitions: Any) -> None:
-    disk = Disk(host, definitions, 300 * MIB)
+def test_a_small_disk_has_no_engram_partition_but_grows(
+    host: Nix, raw: Path, definitions: Any
+) -> None:
+    disk = Disk(host, raw, definitions, 300 * MIB)
     disk.boot()
     esp, root = partitions(disk.path)
     assert (esp.label, root.label) == ("spark-esp", "spark-root")
@@ -274,8 +286,8 @@ def test_a_small_disk_has_no_engram_partition_but_grows(host: Nix, definitions: 
 
 
 @pytest.mark.slow
-def test_a_partition_of_the_owner_stays(host: Nix, definitions: Any) -> None:
-    disk = Disk(host, definitions, 1024 * MIB)
+def test_a_partition_of_the_owner_stays(host: Nix, raw: Path, definitions: Any) -> None:
+    disk = Disk(host, raw, definitions, 1024 * MIB)
     entry = "start=500MiB, size=8MiB, type=linux, name=mine\n"
     argv = ["sfdisk", "--quiet", "--append", str(disk.path)]
     subprocess.run(argv, input=entry, text=True, check=True)

@@ -31,7 +31,6 @@ GOOD = [
     "hardware-good",
     "hardware-open",
     "image-good",
-    "image-small-disk",
     "image-engram-of-the-plan",
 ]
 

@@ -309,7 +309,7 @@ def test_the_timers_are_wound_up_while_it_waits(old: World) -> None:
         hold=1,
     )
     counting.run()
-    assert sorted(held[:3]) == list(NAMES)
+    assert set(held) == set(NAMES)
 
 
 def test_a_damaged_state_file_is_named(old: World) -> None:

@@ -188,12 +188,18 @@ in
     };
     users.groups.spark = { };
     # services have LimitMEMLOCK; this is for people of the group who run RDMA tests by hand
-    security.pam.loginLimits = map (type: {
-      domain = "@spark";
-      inherit type;
-      item = "memlock";
-      value = "unlimited";
-    }) [ "soft" "hard" ];
+    security.pam.loginLimits =
+      map
+        (type: {
+          domain = "@spark";
+          inherit type;
+          item = "memlock";
+          value = "unlimited";
+        })
+        [
+          "soft"
+          "hard"
+        ];
 
     networking.firewall.allowedTCPPorts = lib.optional (cfg.apiPort != null) cfg.apiPort;
 

@@ -342,7 +342,6 @@ def test_the_timers_are_wound_up_while_it_waits(old: World) -> None:
         hold=1,
     )
     counting.run()
-    # while only the canary has the new version, it alone is wound up
     assert set(held) == set(NAMES)
 
 

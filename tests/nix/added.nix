@@ -16,13 +16,16 @@ let
   more = before: after: lib.filter (item: !lib.elem item before) after;
 
   enabled = config: lib.filterAttrs (_: unit: unit.enable) config.systemd.units;
-  units = config: lib.mapAttrs (_: unit: { inherit (unit) text wantedBy requiredBy; }) (enabled config);
-  etc = config: lib.mapAttrs (_: file: "${file.source}") (
-    lib.filterAttrs (_: file: file.enable) config.environment.etc
-  );
-  sysctl = config: lib.mapAttrs (_: toString) (
-    lib.filterAttrs (_: value: value != null) config.boot.kernel.sysctl
-  );
+  units =
+    config: lib.mapAttrs (_: unit: { inherit (unit) text wantedBy requiredBy; }) (enabled config);
+  etc =
+    config:
+    lib.mapAttrs (_: file: "${file.source}") (
+      lib.filterAttrs (_: file: file.enable) config.environment.etc
+    );
+  sysctl =
+    config:
+    lib.mapAttrs (_: toString) (lib.filterAttrs (_: value: value != null) config.boot.kernel.sysctl);
   names = packages: map (package: package.pname or package.name) packages;
 in
 {

@@ -72,11 +72,14 @@ def sources(node: Any) -> list[Source]:
     ]
 
 
-def cluster_ports(plan: Any) -> set[int]:
-    """Return the ports that programs of the cluster listen on, 20049 for NFS over RDMA."""
+def cluster_ports(plan: Any, node: Any) -> set[int]:
+    """Return the ports that programs listen on for the cluster, 20049 for NFS over RDMA.
+
+    The router listens on its head alone.
+    """
     ports = {port for port in plan["ports"].values() if port is not None}
     ports |= {20049} if plan["ports"]["nfs"] is not None else set()
-    return ports | ({plan["router"]["port"]} if plan["router"] else set())
+    return ports | ({plan["router"]["port"]} if plan["router"] and node["rank"] == 0 else set())
 
 
 def common_plan(plan: Any) -> Any:
@@ -147,7 +150,7 @@ def of_dgx(files: Iterable[NodeFile], plan: Any, node: Any) -> Machine:
         assert set(lists.get("WantedBy", [])) in (set(), by), f"{name}: [Install] and links differ"
         lists["WantedBy"] = sorted(by)
     machine.units = {name: _meaning(unit) for name, unit in machine.units.items()}
-    ports = cluster_ports(plan)
+    ports = cluster_ports(plan, node)
     machine.accepts = {s: ports - _refused(rules or [], s, ports) for s in sources(node)}
     return machine
 
@@ -227,7 +230,7 @@ def of_nixos(host: Any, plan: Any, node: Any) -> Machine:
     _refuse("files in /etc", etc, NIXOS_ETC)
     _refuse("missing", [*added["gone"].pop("units"), *added["gone"].pop("etc")], NIXOS_GONE)
     assert not any(added["gone"].values()), added["gone"]
-    machine.accepts = {s: _accepted(added, s, cluster_ports(plan)) for s in sources(node)}
+    machine.accepts = {s: _accepted(added, s, cluster_ports(plan, node)) for s in sources(node)}
     return machine
 
 

@@ -51,6 +51,7 @@ def process_of(machine):
 def stop_cluster():
     for machine in HEAD_FIRST:
         machine.succeed("systemctl stop spark.target")
+    spark1.wait_until_fails("test -e /run/spark/ready", timeout=300)
 
 
 def start_cluster():

@@ -73,14 +73,11 @@ class Emulated:
         timeout: float = 300,
         stdin: str | None = None,
         binds: Mapping[str, Path] | None = None,
-        status: int = 0,
+        variables: Mapping[str, str] | None = None,
     ) -> str:
-        """Return what a program prints; ``status`` is the exit status that it must have.
-
-        ``binds`` are paths in the image and what is to be seen there, read-only.
-        """
-        done = self.complete(*argv, timeout=timeout, stdin=stdin, binds=binds)
-        assert done.returncode == status, f"{shlex.join(argv)}: {done.returncode}\n{done.stderr}"
+        """Return what a program prints that must succeed; arguments as for ``complete``."""
+        done = self.complete(*argv, timeout=timeout, stdin=stdin, binds=binds, variables=variables)
+        assert done.returncode == 0, f"{shlex.join(argv)}: {done.returncode}\n{done.stderr}"
         return done.stdout
 
     def complete(
@@ -89,13 +86,20 @@ class Emulated:
         timeout: float = 300,
         stdin: str | None = None,
         binds: Mapping[str, Path] | None = None,
+        variables: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a program to its end."""
-        command = ["bwrap", "--bind", str(self.root), "/"]
+        """Run a program to its end.
+
+        ``binds`` are folders of the image and what is to be seen there instead, read-only;
+        ``variables`` come on top of the image's environment.
+        """
+        # only /cache can be written, as for the user that the image runs as
+        command = ["bwrap", "--ro-bind", str(self.root), "/"]
+        command += ["--bind", str(self.root / "cache"), "/cache"]
         command += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--clearenv"]
         for place, path in (binds or {}).items():
             command += ["--ro-bind", str(path), place]
-        for name, value in self.environment.items():
+        for name, value in (self.environment | dict(variables or {})).items():
             command += ["--setenv", name, value]
         # the default CPU model emulates pointer authentication, ten times slower
         command += ["--setenv", "QEMU_CPU", "neoverse-n1", "--chdir", "/cache"]

@@ -12,7 +12,7 @@ from systemd_here import known_here
 from spark_appliance import lockfile, node_zipapp
 from spark_appliance.dgxos.compare import expected_units, split_words, written_units
 from spark_appliance.dgxos.files import HEADER, NodeFile
-from spark_appliance.dgxos.render import actions, bundle, node_files, watches
+from spark_appliance.dgxos.render import ROUTER_PYTHON, actions, bundle, node_files, watches
 from spark_appliance.errors import InputError
 from spark_appliance.model.plan import NodePlan, Plan
 from spark_appliance.model.yamlfile import parse
@@ -24,6 +24,7 @@ PLACEHOLDERS = {
     "@spark-node@": "/usr/local/sbin/spark-node",
     "@image@": f"registry.lan/spark-engine@{DIGEST}",
     "@container-runtime@": "/usr/bin/docker",
+    "@router-python@": ROUTER_PYTHON,
 }
 
 

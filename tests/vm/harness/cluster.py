@@ -140,6 +140,7 @@ def _files(node: NodePlan, names: str, user: KeyPair, host: KeyPair) -> dict[str
     network = "etc/systemd/network"
     files = {
         "etc/hosts": (0o644, f"127.0.0.1 localhost\n{names}"),
+        "etc/exports": (0o644, ""),
         "etc/ssh/sshd_config": (
             0o644,
             "PermitRootLogin prohibit-password\nPasswordAuthentication no\nUsePAM no\nUseDNS no\n",

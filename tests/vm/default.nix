@@ -12,7 +12,8 @@ let
     name = "vm-${name}";
     value = pkgs.testers.runNixOSTest {
       inherit name nodes;
-      testScript = builtins.readFile (./scripts + "/${name}.py");
+      testScript =
+        builtins.readFile ./nixos_helpers.py + builtins.readFile (./scripts + "/${name}.py");
     };
   };
 in

@@ -1,3 +1,4 @@
+# ruff: noqa: SIM905 - lists of words are read better without quotes
 """The guests' base image: Debian for arm64 as erofs, kernel, initrd. Made once, kept by content.
 
 ``mmdebstrap --variant=extract`` only unpacks, so nothing of the foreign architecture runs here;

@@ -168,6 +168,11 @@ class Fleet:
         assert done.text, done.said
         return dict(json.loads(done.text))
 
+    def newest_run(self) -> Path:
+        """Return the run folder of the last command that kept one."""
+        folders = [path.parent for path in self.folder.glob("runs/*/commands.jsonl")]
+        return max(folders, key=lambda path: path.stat().st_mtime)
+
     def ssh(self, name: str, command: str, text: str | None = None) -> str:
         """Run a command on a node as its owner would."""
         argv = ["ssh", "-F", str(self.ssh_config), name, command]
@@ -189,7 +194,7 @@ class Fleet:
         device = f"/dev/disk/by-id/nvme-QEMU_NVMe_Ctrl_{cluster.ENGRAM_SERIAL}"
         machine.wait_until_succeeds(f"test -b {device}")
         machine.succeed(f"mkfs.ext4 -q {device}")
-        loaded = machine.succeed(f"podman load <$(readlink -f /dev/disk/by-id/virtio-IMAGE) 2>&1")
+        loaded = machine.succeed("podman load <$(readlink -f /dev/disk/by-id/virtio-IMAGE) 2>&1")
         assert self.image.identity in loaded, loaded
         head = self.plan.nodes[0]
         if name != head.name:

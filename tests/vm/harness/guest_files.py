@@ -1,3 +1,4 @@
+# ruff: noqa: ISC004 - contents of several lines
 """Text files of the guests' base image."""
 
 from __future__ import annotations
@@ -7,7 +8,9 @@ from typing import Final
 INIT: Final = r"""#!/bin/busybox sh
 B=/bin/busybox
 $B mount -t devtmpfs dev /dev; $B mount -t proc proc /proc; $B mount -t sysfs sys /sys
-while read m; do $B insmod $m || $B echo "initrd: insmod $m failed" >/dev/console; done <modules.order
+while read m; do
+  $B insmod $m || $B echo "initrd: insmod $m failed" >/dev/console
+done </modules.order
 die() { $B echo "initrd: $*" >/dev/console; $B sleep 2; $B poweroff -f; }
 i=0; while [ ! -b /dev/vdb ]; do i=$((i+1)); [ $i -gt 400 ] && die "no disks"; $B usleep 20000; done
 $B mkdir -p /ro /rw /root

@@ -14,11 +14,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from harness import cpio
+from harness import spec as specs
 from harness.base_image import BaseImage
 from harness.guest_files import BACKDOOR_READY
 from harness.log import say
 from harness.monitor import Monitor
-from harness.spec import Spec, command
+from harness.spec import Spec
 
 STATE_BYTES = 6 << 30
 """Size of the sparse disk that keeps what a guest writes."""
@@ -83,7 +84,7 @@ class Machine:
         (self.folder / "initrd").write_bytes(
             self._image.initrd.read_bytes() + cpio.archive(overlay)
         )
-        argv = command(self.spec, self._image, self.folder, self._descriptors)
+        argv = specs.command(self.spec, self._image, self.folder, self._descriptors)
         with (self.folder / "qemu.log").open("ab") as log:
             self._process = subprocess.Popen(
                 argv,
@@ -149,20 +150,20 @@ class Machine:
     def succeed(self, *commands: str, timeout: int | None = None) -> str:
         """Run commands that must succeed; returns their output."""
         output = ""
-        for command in commands:
-            status, text = self.execute(command, timeout or 900)
+        for line in commands:
+            status, text = self.execute(line, timeout or 900)
             if status:
-                raise AssertionError(f"{self.name}: `{command}` failed ({status}):\n{text}")
+                raise AssertionError(f"{self.name}: `{line}` failed ({status}):\n{text}")
             output += text
         return output
 
     def fail(self, *commands: str, timeout: int | None = None) -> str:
         """Run commands that must fail; returns their output."""
         output = ""
-        for command in commands:
-            status, text = self.execute(command, timeout or 900)
+        for line in commands:
+            status, text = self.execute(line, timeout or 900)
             if not status:
-                raise AssertionError(f"{self.name}: `{command}` unexpectedly succeeded:\n{text}")
+                raise AssertionError(f"{self.name}: `{line}` unexpectedly succeeded:\n{text}")
             output += text
         return output
 

@@ -22,7 +22,7 @@ class Monitor:
         self._file.readline()
         self.command("qmp_capabilities")
 
-    def command(self, name: str, **arguments: Any) -> Any:
+    def command(self, name: str, /, **arguments: Any) -> Any:
         """Run a command and return its answer.
 
         Raises:

@@ -1,3 +1,4 @@
+# ruff: noqa: SIM905 - lists of words are read better without quotes
 """What the guests' base image is made of, and what is left out because emulation makes it dear."""
 
 from __future__ import annotations

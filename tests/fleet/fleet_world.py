@@ -86,7 +86,9 @@ case "$verb" in
       state=inactive
       [ -e "$FAKE_ROOT/active/$unit" ] && state=$(cat "$FAKE_ROOT/active/$unit")
       printf 'Id=%s\\nLoadState=loaded\\nActiveState=%s\\nSubState=\\n' "$unit" "$state"
-      printf 'Result=\\nStatusText=\\n\\n'
+      job=0
+      [ -e "$FAKE_ROOT/job/$unit" ] && job=$(cat "$FAKE_ROOT/job/$unit")
+      printf 'Result=\\nStatusText=\\nJob=%s\\n\\n' "$job"
     done ;;
 esac
 exit 0

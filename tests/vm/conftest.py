@@ -40,6 +40,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=f"the long VM tests run with {FULL}=1"))
 
 
+_failed_step = pytest.StashKey[str]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Note when a step on the way from nothing to an endpoint fails."""
+    report: pytest.TestReport = yield  # type: ignore[misc]
+    step = item.path.name == "test_vm_fleet.py" and "serving" not in item.fixturenames
+    if step and call.when == "call" and report.failed:
+        item.session.stash.setdefault(_failed_step, item.name)
+    return report  # type: ignore[return-value]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Do not wait for an endpoint that an earlier step has failed to bring up."""
+    step = item.session.stash.get(_failed_step, None)
+    if step is not None and item.get_closest_marker("vm") is not None:
+        pytest.skip(f"VM tests: {step} failed")
+
+
 @pytest.fixture(scope="session")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Three guests that are set up as their owner would, before anything of ours is there."""
@@ -57,8 +77,11 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 
 @pytest.fixture
-def serving(fleet: Fleet) -> Iterator[Fleet]:
-    """The fleet, serving; it is started when an earlier test left it down."""
+def serving(fleet: Fleet) -> Fleet:
+    """Return the fleet, serving; what is missing for that is done first."""
     if not fleet.status()["ready"]:
+        if fleet.machine("spark1").execute("test -e /etc/spark/plan.json")[0]:
+            for command in ("install", "share", "pack"):
+                fleet.do(command).ok()
         fleet.do("serve", "--no-doctor").ok()
-    yield fleet
+    return fleet

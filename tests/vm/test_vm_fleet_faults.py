@@ -97,10 +97,10 @@ def test_cut_cable_and_wrong_gid_stop_a_start_with_the_reason(serving: Fleet) ->
     serving.do("serve", "--no-doctor").ok()
 
 
-def test_a_full_disk_is_named_and_a_power_cut_while_packing_is_resumed(fleet: Fleet) -> None:
-    fleet.do("stop", "--drain", "0").ok()
-    full, victim = fleet.machine("spark3"), fleet.machine("spark2")
-    engram = fleet.node("spark2").engram
+def test_a_full_disk_is_named_and_a_power_cut_while_packing_is_resumed(serving: Fleet) -> None:
+    serving.do("stop", "--drain", "0").ok()
+    full, victim = serving.machine("spark3"), serving.machine("spark2")
+    engram = serving.node("spark2").engram
     assert engram is not None
     folder = engram.directory
     for machine in (full, victim):
@@ -108,7 +108,7 @@ def test_a_full_disk_is_named_and_a_power_cut_while_packing_is_resumed(fleet: Fl
     full.succeed(
         f"fallocate -l $(($(df --output=avail -B1 {folder} | tail -1) - 2000000)) {folder}/filler"
     )
-    running = fleet.begin("pack", str(fleet.plan_file))
+    running = serving.begin("pack", str(serving.plan_file))
     # stop the packer the moment that its first file grows, so that the power goes in the middle
     victim.succeed(
         f"until ls {folder}/*.partial >/dev/null 2>&1; do :; done; pkill -STOP spark-engram"
@@ -120,15 +120,15 @@ def test_a_full_disk_is_named_and_a_power_cut_while_packing_is_resumed(fleet: Fl
     full.succeed(f"rm {folder}/filler")
     victim.start()
     victim.wait_for_unit("ssh.service")
-    fleet.do("pack").ok()
+    serving.do("pack").ok()
     for name in ("spark2", "spark3"):
-        node = fleet.node(name)
+        node = serving.node(name)
         assert node.engram is not None
-        fleet.machine(name).fail(f"ls {folder}/*.partial")
+        serving.machine(name).fail(f"ls {folder}/*.partial")
         for file in node.engram.files:
-            size = fleet.machine(name).succeed(f"stat -c %s {folder}/{file.name}")
+            size = serving.machine(name).succeed(f"stat -c %s {folder}/{file.name}")
             assert int(size) == file.bytes
-    fleet.do("serve", "--no-doctor").ok()
+    serving.do("serve", "--no-doctor").ok()
 
 
 def test_power_cuts_in_a_rollout_are_resumed_and_taken_back(serving: Fleet) -> None:
@@ -161,11 +161,14 @@ def test_power_cuts_in_a_rollout_are_resumed_and_taken_back(serving: Fleet) -> N
 
 
 @pytest.mark.parametrize("name", ["fabric", "engine", "weights"])
-def test_scripts_of_the_nixos_tests(fleet: Fleet, name: str) -> None:
-    for machine in fleet.machines:
+def test_scripts_of_the_nixos_tests(serving: Fleet, name: str) -> None:
+    serving.do("stop", "--drain", "0").ok()  # and with it the count of restarts
+    for machine in serving.machines:
         machine.succeed("systemctl start --no-block spark.target")
     if name != "weights":
-        run_script(fleet, name)
+        run_script(serving, name)
         return
-    stranger = Stranger(fleet.machine("spark3"), fleet.node("spark3").lan_interface, "192.168.1.99")
-    run_script(fleet, name, stranger=stranger)
+    stranger = Stranger(
+        serving.machine("spark3"), serving.node("spark3").lan_interface, "192.168.1.99"
+    )
+    run_script(serving, name, stranger=stranger)

@@ -27,6 +27,8 @@ from spark_appliance import process
 from spark_appliance.errors import InputError, OperationError
 from spark_appliance.process import Completed, FailedError, ProcessError, Stream
 
+CONFIG_VARIABLE = "SPARK_SSH_CONFIG"
+
 # ssh's own exit status for "no connection"; remote commands give theirs through. (ssh(1))
 _SSH_FAILED = 255
 _PERSIST_S = 60
@@ -120,7 +122,8 @@ class Host:
             *self.options,
         ]
         options = [word for setting in settings for word in ("-o", setting)]
-        return ["ssh", "-T", *options, "--", self.destination, shlex.join(command)]
+        config = config_options()
+        return ["ssh", "-T", *config, *options, "--", self.destination, shlex.join(command)]
 
     def _sharing(self) -> list[str]:
         if not self.shared:
@@ -173,6 +176,15 @@ class Host:
             if error.completed.returncode == _SSH_FAILED:
                 raise UnreachableError(error.completed, self.destination) from None
             raise
+
+
+def config_options(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Return ``-F FILE`` when ``SPARK_SSH_CONFIG`` names another configuration than the user's.
+
+    OpenSSH has no variable for that, and takes the home directory from the user database.
+    """
+    path = environ.get(CONFIG_VARIABLE, "")
+    return ["-F", path] if path else []
 
 
 def runtime_dir(environ: Mapping[str, str] = os.environ) -> Path:

@@ -78,6 +78,15 @@ def test_exact_command_line(runtime):
 
 
 @pytest.mark.usefixtures("runtime")
+def test_another_configuration_file(monkeypatch):
+    monkeypatch.setenv("SPARK_SSH_CONFIG", "/lab/ssh config")
+    argv = ssh.Host("spark1").argv(["true"])
+    assert argv[:4] == ["ssh", "-T", "-F", "/lab/ssh config"]
+    monkeypatch.setenv("SPARK_SSH_CONFIG", "")
+    assert "-F" not in ssh.Host("spark1").argv(["true"])
+
+
+@pytest.mark.usefixtures("runtime")
 def test_host_keys_are_left_to_the_users_configuration():
     assert not any("StrictHostKeyChecking" in word for word in ssh.Host("a").argv(["true"]))
 

@@ -5,13 +5,18 @@ when its command line, environment or configuration file is not what a rank must
 meet at the head as the engine's do, and a rank whose peer dies dies too. Exit status 64 means
 that something handed to it was wrong; the reason is on stderr.
 
-Routes of the head: ``/health``, ``/metrics``, ``/v1/models``, ``/v1/chat/completions``, and for
+With ``SPARK_ENGRAM_DIR`` it opens its rank's packed files with the row store of spark-engram and
+reads rows at the start and for each generation.
+
+Routes of the head: ``/health``, ``/ready``, ``/metrics``, ``/server_info``, ``/v1/models``,
+``/v1/chat/completions``; of the other ranks: ``/health``. For
 tests ``/stand-in/allocate?mib=N``, which takes memory as a long prompt would.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import socket
@@ -19,6 +24,7 @@ import stat
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NoReturn
@@ -92,6 +98,37 @@ def check_settings(given: argparse.Namespace, argv: list[str]) -> str | None:
     return key
 
 
+def open_rows(given: argparse.Namespace) -> list[Any]:
+    """Open the packed Engram files of this rank; refuse what the row store refuses."""
+    folder = os.environ.get("SPARK_ENGRAM_DIR")
+    if not folder:
+        return []
+    from spark_engram.errors import EngramError
+    from spark_engram.store import RowStore, StoreOptions
+
+    options = StoreOptions.from_environment(os.environ)
+    paths = sorted(Path(folder).glob(f"engram-l*-r{given.node_rank}of{given.tp}.bin"))
+    if not paths:
+        refuse(f"{folder} has no packed rows for rank {given.node_rank} of {given.tp}")
+    try:
+        stores = [RowStore(path, options) for path in paths]
+        read_rows(stores)
+    except EngramError as error:
+        refuse(str(error))
+    backends = ", ".join(sorted({store.backend for store in stores}))
+    print(f"stand-in engine: {len(stores)} Engram files open ({backends})", flush=True)
+    return stores
+
+
+def read_rows(stores: list[Any]) -> None:
+    """Read the first and the last row of each file; raises ReadError of spark_engram."""
+    import numpy as np
+
+    for store in stores:
+        rows = store.identity.rows
+        store.gather(np.array([rows.start, rows.end - 1], np.int64))
+
+
 def watch(connection: socket.socket, who: str) -> None:
     """Die when the other end does: a surviving rank of the real engine hangs."""
     try:
@@ -141,11 +178,16 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer the routes that only read."""
         route = urlsplit(self.path)
-        if route.path == "/health":
+        if route.path == "/health" or (route.path == "/ready" and self.server.head):
             self.answer(200, {})
-        elif route.path == "/metrics":
+        elif route.path == "/metrics" and self.server.head:
             text = f"sglang:generation_tokens_total {self.server.tokens}\n"
+            text += f"sglang:num_running_reqs {self.server.running}\nsglang:num_queue_reqs 0\n"
             self.send(200, "text/plain", text.encode())
+        elif not self.server.head:
+            self.answer(404, {})
+        elif self.allowed() and route.path == "/server_info":
+            self.answer(200, {"version": "stand-in", "served_model_name": self.server.model})
         elif self.allowed() and route.path == "/v1/models":
             self.answer(200, {"object": "list", "data": [{"id": self.server.model}]})
         elif self.allowed() and route.path == "/stand-in/allocate":
@@ -158,9 +200,16 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", "0"))) or b"{}")
         if not self.allowed():
             return
+        with self.server.counting():
+            self.generate(body)
+
+    def generate(self, body: dict[str, Any]) -> None:
+        """Answer a generation whose key was right."""
         if self.path != "/v1/chat/completions" or body.get("model") != self.server.model:
             self.answer(404, {"error": {"message": f"no {self.path} for {body.get('model')}"}})
             return
+        if self.server.stores:
+            read_rows(self.server.stores)
         self.server.tokens += 1
         message = {"role": "assistant", "content": ANSWER}
         usage = {"prompt_tokens": 8, "completion_tokens": 1, "total_tokens": 9}
@@ -203,12 +252,27 @@ class Handler(BaseHTTPRequestHandler):
 class Server(ThreadingHTTPServer):
     """An HTTP server with what its handler needs."""
 
-    def __init__(self, address: tuple[str, int], key: str | None, model: str) -> None:
-        super().__init__(address, Handler)
+    def __init__(self, given: argparse.Namespace, key: str | None, stores: list[Any]) -> None:
+        super().__init__((given.host, given.port), Handler)
+        self.head = given.node_rank == 0
+        self.stores = stores
+        self.running = 0
+        self._lock = threading.Lock()
         self.key = key
-        self.model = model
+        self.model = given.served_model_name
         self.tokens = 0
         self.taken: list[bytearray] = []
+
+    @contextlib.contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count a request while it runs."""
+        with self._lock:
+            self.running += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.running -= 1
 
 
 def main() -> None:
@@ -222,11 +286,10 @@ def main() -> None:
     print(f"server_args={ {**vars(given), 'api_key': key} }", file=sys.stderr, flush=True)
     if os.environ.get("STAND_IN_FAIL"):
         refuse("told to fail by STAND_IN_FAIL")
+    stores = open_rows(given)
     peers = meet(given)
     print(f"stand-in engine: rank {given.node_rank} of {given.nnodes} is up", flush=True)
-    if given.node_rank:
-        threading.Event().wait()
-    Server((given.host, given.port), key, given.served_model_name).serve_forever()
+    Server(given, key, stores).serve_forever()
     for peer in peers:
         peer.close()
 

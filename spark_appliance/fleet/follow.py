@@ -29,6 +29,8 @@ class Entry:
     when: float
     unit: str
     text: str
+    manager: bool = False
+    """Whether systemd says it of the unit, and not the unit itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,8 @@ def parse_entry(line: str) -> Entry | None:
         # what is no plain text (a progress bar's carriage returns) comes as a list of bytes
         text = bytes(raw).decode(errors="replace") if isinstance(raw, list) else str(raw)
         unit = data.get("UNIT") or data.get("_SYSTEMD_UNIT") or ""
-        return Entry(int(data["__REALTIME_TIMESTAMP"]) / 1e6, str(unit), text)
+        when = int(data["__REALTIME_TIMESTAMP"]) / 1e6
+        return Entry(when, str(unit), text, manager=bool(data.get("UNIT")))
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
 

@@ -97,7 +97,7 @@ def _watch(crew: Crew, remote: Remote, poll: float, wait: Callable[[float], obje
         last = _last_lines(remote)
         if state.active == "active":
             return
-        if state.active in ("failed", "inactive"):
+        if state.active == "failed" or (state.active == "inactive" and not state.queued):
             reasons = [line for line in last if "error:" in line] or last[-1:]
             reason = reasons[-1] if reasons else f"{PACK} {state.active} ({state.result})"
             raise StepError(remote.name, "pack", reason, "the same command resumes it")
@@ -113,7 +113,10 @@ def _watch(crew: Crew, remote: Remote, poll: float, wait: Callable[[float], obje
 
 
 def _last_lines(remote: Remote) -> list[str]:
-    argv = journal_argv([PACK], lines=5)
+    """Return what the packer said last; only when it said nothing, what systemd says of it."""
+    argv = journal_argv([PACK], lines=20)
     text = remote.run("read the packer's log", argv, seconds=60, root=True, check=False).stdout
     entries = [parse_entry(line) for line in text.splitlines()]
-    return [entry.text.split("\r")[-1] for entry in entries if entry is not None]
+    found = [entry for entry in entries if entry is not None]
+    own = [entry for entry in found if not entry.manager] or found
+    return [entry.text.split("\r")[-1] for entry in own]

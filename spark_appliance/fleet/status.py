@@ -112,7 +112,8 @@ def _status(
     node: NodePlan, report: Report | None, error: OperationError | None, wanted: str
 ) -> NodeStatus:
     if report is None:
-        return NodeStatus(node, None, str(error).splitlines()[0] if error else "", (), ())
+        text = str(error).removeprefix(f"{node.name}: ") if error else ""
+        return NodeStatus(node, None, text, (), ())
     return NodeStatus(node, report, None, tuple(_drift(node, report, wanted)), _troubles(report))
 
 

@@ -11,7 +11,7 @@ from spark_appliance.model.plan import NodePlan
 from spark_appliance.names import TARGET
 
 SHOW_SECONDS: Final = 30.0
-_PROPERTIES: Final = "Id,LoadState,ActiveState,SubState,Result,StatusText"
+_PROPERTIES: Final = "Id,LoadState,ActiveState,SubState,Result,StatusText,Job"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,8 @@ class UnitState:
     sub: str
     result: str
     text: str
+    queued: bool = False
+    """Whether a job waits for its turn: until then a started unit is still inactive."""
 
     @property
     def failed(self) -> bool:
@@ -50,6 +52,7 @@ def parse_show(text: str) -> dict[str, UnitState]:
                 values.get("SubState", ""),
                 values.get("Result", ""),
                 values.get("StatusText", ""),
+                values.get("Job", "0") not in ("", "0"),
             )
     return states
 

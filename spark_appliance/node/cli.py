@@ -146,7 +146,8 @@ def _prepare(context: NodeContext, arguments: argparse.Namespace, journal: Journ
 def _exec(context: NodeContext, arguments: argparse.Namespace, _: Journal) -> None:
     from spark_appliance.node.execute import engine_command, engine_environment
 
-    environment = engine_environment(context, os.environ)
+    # packing must work before the cables do
+    environment = engine_environment(context, os.environ, fabric=not arguments.writable_engram)
     if arguments.container is None:
         command = engine_command(context, arguments.python, arguments.rest)
         replace_process(command, environment)

@@ -122,7 +122,7 @@ class Container:
         if library is not None:
             words += _mount(library.text("path"), readonly=True)
         words += ["--workdir", cache]
-        variables = plan_environment(context)
+        variables = plan_environment(context, fabric=not self.writable_engram)
         for name in sorted({*variables, "HOME"}):
             # what the loader reads is for the engine, not for the runtime's client
             words += ["--env", f"{name}={variables[name]}" if name in LOADER_VARIABLES else name]

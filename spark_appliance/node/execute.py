@@ -8,8 +8,12 @@ from spark_appliance.node.fabric import ENV_FILE, GID_INDEX, read_environment
 from spark_appliance.node.plan import NodeContext
 
 
-def engine_environment(context: NodeContext, inherited: Mapping[str, str]) -> dict[str, str]:
+def engine_environment(
+    context: NodeContext, inherited: Mapping[str, str], *, fabric: bool = True
+) -> dict[str, str]:
     """Return the environment: inherited < plan < what the fabric resolved.
+
+    Without ``fabric`` (the packer, which talks to no other node) the rails may be down.
 
     HOME is the cache directory unless the plan says otherwise: libraries that keep state in a
     home directory find a place that lasts. An empty or inherited GID index never reaches NCCL:
@@ -22,11 +26,11 @@ def engine_environment(context: NodeContext, inherited: Mapping[str, str]) -> di
     for name in (GID_INDEX, "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"):
         result.pop(name, None)
     result["HOME"] = context.node.text("cache_directory")
-    result |= plan_environment(context)
+    result |= plan_environment(context, fabric=fabric)
     return result
 
 
-def plan_environment(context: NodeContext) -> dict[str, str]:
+def plan_environment(context: NodeContext, *, fabric: bool = True) -> dict[str, str]:
     """Return only the variables of the plan and of the fabric.
 
     Raises:
@@ -34,7 +38,7 @@ def plan_environment(context: NodeContext) -> dict[str, str]:
     """
     env = context.node.view("env")
     result = {name: env.text(name) for name in env.data}
-    if context.node.views("rails"):
+    if fabric and context.node.views("rails"):
         result |= read_environment(context.path(ENV_FILE))
     return result
 

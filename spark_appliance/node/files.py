@@ -72,12 +72,14 @@ def remove(path: Path) -> None:
         raise NodeError(f"cannot remove {path}: {error.strerror}") from None
 
 
-def read_line(path: Path) -> str | None:
+def read_line(path: Path | str) -> str | None:
     """Return the stripped content of a small file of sysfs, None when it cannot be read.
 
     Unused entries of sysfs tables (GID types) answer EINVAL.
     """
     try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
+        # unbuffered: a table of GIDs has hundreds of these
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+            return file.read(1 << 16).decode(errors="replace").strip()
     except OSError:
         return None

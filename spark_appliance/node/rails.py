@@ -126,10 +126,13 @@ def gid_table(context: NodeContext, rdma: str) -> tuple[Gid, ...]:
     indices = sorted(int(entry) for entry in _names(port / "gids") if entry.isdecimal())
     table = []
     for index in indices:
-        gid = read_line(port / "gids" / str(index))
-        kind = read_line(port / "gid_attrs" / "types" / str(index))
-        netdev = read_line(port / "gid_attrs" / "ndevs" / str(index))
-        if gid and kind and netdev:
+        gid = read_line(f"{port}/gids/{index}")
+        if not gid or not gid.strip("0:"):
+            # most of the hundreds of entries are empty; reading their attributes only fails
+            continue
+        kind = read_line(f"{port}/gid_attrs/types/{index}")
+        netdev = read_line(f"{port}/gid_attrs/ndevs/{index}")
+        if kind and netdev:
             table.append(Gid(index, gid, kind, netdev))
     return tuple(table)
 

@@ -85,7 +85,9 @@ case "$verb" in
       state=inactive
       [ -e "$FAKE_ROOT/active/$unit" ] && state=$(cat "$FAKE_ROOT/active/$unit")
       printf 'Id=%s\\nLoadState=loaded\\nActiveState=%s\\nSubState=\\n' "$unit" "$state"
-      printf 'Result=\\nStatusText=\\n\\n'
+      job=0
+      [ -e "$FAKE_ROOT/job/$unit" ] && job=$(cat "$FAKE_ROOT/job/$unit")
+      printf 'Result=\\nStatusText=\\nJob=%s\\n\\n' "$job"
     done ;;
 esac
 exit 0
@@ -236,11 +238,20 @@ class World:
     def report(self, name: str, **data: Any) -> None:
         self.set(name, "report.json", json.dumps(data))
 
-    def journal(self, name: str, unit: str, text: str | bytes, when: float | None = None) -> None:
+    def journal(
+        self,
+        name: str,
+        unit: str,
+        text: str | bytes,
+        when: float | None = None,
+        *,
+        own: bool = False,
+    ) -> None:
+        """Add an entry; ``own``: said by the unit itself, not by systemd."""
         entry = {
             "__REALTIME_TIMESTAMP": str(round((time.time() if when is None else when) * 1e6)),
             "MESSAGE": list(text) if isinstance(text, bytes) else text,
-            "UNIT": unit,
+            "_SYSTEMD_UNIT" if own else "UNIT": unit,
         }
         with (self.node(name) / "journal").open("a") as file:
             file.write(json.dumps(entry) + "\n")

@@ -246,6 +246,39 @@ def test_the_packer_s_own_reason_is_given(world: World) -> None:
     assert pack_order(world) == ["spark1"]
 
 
+def test_a_start_that_waits_for_its_turn_is_no_failure(world: World) -> None:
+    world.put_plan()
+    starts_slowly(world)
+    path = world.base / "bin/systemctl"
+    # the job waits for a mount: the unit is still inactive
+    queued = 'mkdir -p "$FAKE_ROOT/job"; echo 7 > "$FAKE_ROOT/job/$unit"'
+    mark = 'echo activating > "$FAKE_ROOT/active/$unit"'
+    path.write_text(path.read_text().replace(mark, queued))
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        world.unset("spark1", f"job/{PACK}")
+        finish(world, "spark1")
+
+    pack(world.crew().only(["spark1"]), wait=wait)
+    assert len(waits) == 1
+
+
+def test_what_systemd_says_is_no_reason_when_the_unit_spoke(world: World) -> None:
+    world.put_plan()
+    starts_slowly(world)
+    world.journal("spark1", PACK, "cannot read /models: no such file", own=True)
+    world.journal("spark1", PACK, "spark-engram-pack.service: Failed with result 'exit-code'.")
+    world.journal("spark1", PACK, "spark-engram-pack.service: Consumed 4.087s CPU time.")
+
+    def wait(_: float) -> None:
+        world.set("spark1", f"active/{PACK}", "failed")
+
+    with pytest.raises(FleetError, match="cannot read /models: no such file"):
+        pack(world.crew(), wait=wait)
+
+
 def test_packed_files_that_are_not_whole_are_named(world: World) -> None:
     world.put_plan()
     world.report("spark1", status={"engram": [{"name": "engram-l1-r0of3.bin", "good": False}]})

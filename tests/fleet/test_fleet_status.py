@@ -42,7 +42,9 @@ def test_a_gone_node_is_part_of_the_answer(world: World) -> None:
     world.set("spark3", "gone")
     overview = look(world.crew())
     assert [item.state for item in overview.nodes] == ["serving", "serving", "gone"]
-    assert "no SSH connection" in str(overview.nodes[2].error)
+    error = str(overview.nodes[2].error)
+    assert error.startswith("read the state: no SSH connection")  # the table names the node
+    assert "    remedy: " in error
     assert overview.ready
     assert not overview.good
 

@@ -46,7 +46,8 @@ class Cluster:
     def start(self, *more: str, ranks: int = 1, rank: int = 0, **env: str) -> subprocess.Popen[str]:
         words = ["--model-path", str(self.checkpoint), "--served-model-name", "m"]
         words += ["--tp", str(ranks), "--nnodes", str(ranks), "--node-rank", str(rank)]
-        words += ["--dist-init-addr", f"127.0.0.1:{self.rendezvous}", "--port", str(self.port)]
+        port = self.port if rank == 0 else free_port()
+        words += ["--dist-init-addr", f"127.0.0.1:{self.rendezvous}", "--port", str(port)]
         fabric = {
             "NCCL_IB_HCA": "=roce0:1",
             "NCCL_SOCKET_IFNAME": "lo",

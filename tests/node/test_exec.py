@@ -51,6 +51,15 @@ def test_no_fabric_no_engine(plan: dict[str, Any], context_of: Callable[..., Nod
     assert engine_environment(context_of(plan), {})["HOME"] == "/var/cache/spark-engine"
 
 
+def test_the_packer_needs_no_fabric(
+    dgx_plan: dict[str, Any], context_of: Callable[..., NodeContext]
+) -> None:
+    context = context_of(dgx_plan)
+    assert "NCCL_IB_GID_INDEX" not in engine_environment(context, {}, fabric=False)
+    packer = Container("spark-engine-pack", "docker", "i@sha256:0", None, writable_engram=True)
+    assert packer.argv(context, ["spark-engram", "pack"])[-2:] == ["spark-engram", "pack"]
+
+
 def test_argv_is_the_plans_with_its_interpreter_replaced(
     plan: dict[str, Any], context_of: Callable[..., NodeContext]
 ) -> None:

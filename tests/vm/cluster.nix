@@ -8,32 +8,12 @@
 let
   rendered = spark.readPlan ./cluster/cluster.lock.json;
 
-  mib = 1048576;
   # what the plan sizes for a Spark with 121 GiB and an engine that takes minutes to start
+  small = builtins.fromJSON (builtins.readFile ./cluster/small-machine.json);
   plan = rendered // {
-    health = rendered.health // {
-      interval = 1;
-      steady_interval = 5;
-      probe_timeout = 20;
-    };
-    restart = rendered.restart // {
-      backoff = [
-        1
-        1
-        1
-      ];
-    };
-    nodes = map (
-      node:
-      node
-      // {
-        guard = {
-          start_bytes = 640 * mib;
-          steady_bytes = 512 * mib;
-          interval = 1;
-        };
-      }
-    ) rendered.nodes;
+    health = rendered.health // small.health;
+    restart = rendered.restart // small.restart;
+    nodes = map (node: node // { guard = node.guard // small.guard; }) rendered.nodes;
   };
 
   # One virtual network for each subnet of the rails; the management network is number 1.

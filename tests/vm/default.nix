@@ -14,7 +14,8 @@ let
       inherit name nodes;
       # scripts may take the very commands that the command line runs on nodes
       extraPythonPackages = python: [ (python.toPythonModule own.spark-appliance) ];
-      testScript = builtins.readFile (./scripts + "/${name}.py");
+      testScript =
+        builtins.readFile ./nixos_helpers.py + builtins.readFile (./scripts + "/${name}.py");
     };
   };
 in

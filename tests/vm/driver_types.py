@@ -38,3 +38,15 @@ def start_all() -> None: ...
 @contextmanager
 def subtest(name: str) -> Iterator[None]:  # noqa: ARG001 - only a type
     yield
+
+
+# What differs between the guests' systems: nixos_helpers.py, and harness/scripts.py for Debian.
+
+
+def engine_process(machine: Machine) -> str: ...  # type: ignore[empty-body]
+
+
+def cut(machine: Machine, netdev: str) -> None: ...
+
+
+def join(machine: Machine, netdev: str) -> None: ...

@@ -19,10 +19,6 @@ def ask(machine, path, key=KEY, body=None):
     return int(status), text
 
 
-def process_of(machine):
-    return machine.succeed("systemctl show --property MainPID --value spark-engine.service").strip()
-
-
 def wait_for_ready():
     spark1.wait_until_succeeds("test -e /run/spark/ready", timeout=900)
 
@@ -54,7 +50,7 @@ with subtest("the API wants its key, and the key is nowhere else"):
     assert status == 200 and "42" in text, (status, text)
     assert ask(spark1, "/v1/chat/completions", key="wrong", body=question)[0] == 401
     assert ask(spark1, "/v1/models", key=None)[0] == 401
-    pid = process_of(spark1)
+    pid = engine_process(spark1)
     spark1.fail(f"cat /proc/{pid}/cmdline /proc/{pid}/environ | grep -a {KEY}")
     spark1.fail(f"grep -r {KEY} /etc/spark/plan.json /etc/systemd/system")
     assert spark1.succeed("stat -c '%a %U' /run/spark-engine/config.yaml").split() == [
@@ -64,28 +60,30 @@ with subtest("the API wants its key, and the key is nowhere else"):
 
 with subtest("limits and user are the plan's"):
     for machine in spark:
-        limits = machine.succeed(f"cat /proc/{process_of(machine)}/limits")
+        limits = machine.succeed(f"cat /proc/{engine_process(machine)}/limits")
         assert "Max locked memory         unlimited" in limits, limits
-        owner = machine.succeed(f"stat -c %U /proc/{process_of(machine)}")
+        owner = machine.succeed(f"stat -c %U /proc/{engine_process(machine)}")
         assert owner.strip() == "spark", owner
 
 with subtest("a killed rank takes all down, and all come back"):
-    before = [process_of(machine) for machine in spark]
+    before = [engine_process(machine) for machine in spark]
     spark3.succeed("systemctl kill --signal=KILL spark-engine.service")
     for machine, pid in zip(spark, before, strict=True):
         machine.wait_until_fails(f"test -e /proc/{pid}", timeout=300)
+    spark1.wait_until_fails("test -e /run/spark/ready", timeout=300)
     wait_for_ready()
-    after = [process_of(machine) for machine in spark]
+    after = [engine_process(machine) for machine in spark]
     assert all(old != new for old, new in zip(before, after, strict=True)), (before, after)
 
 with subtest("the guard kills the engine before memory is gone, and says so"):
-    before = process_of(spark1)
+    victim = engine_process(spark1)
     free = int(spark1.succeed("awk '/MemAvailable/ {print int($2 / 1024)}' /proc/meminfo"))
     spark1.execute(
         f"curl --silent --max-time 60 --header 'Authorization: Bearer {KEY}' "
         f"'{API}/stand-in/allocate?mib={free - 400}'"
     )
-    spark1.wait_until_fails(f"test -e /proc/{before}", timeout=120)
+    spark1.wait_until_fails(f"test -e /proc/{victim}", timeout=120)
+    spark1.wait_until_fails("test -e /run/spark/ready", timeout=300)
     said = spark1.succeed("journalctl --unit spark-guard.service --output cat")
     assert "kill" in said.lower(), said
     wait_for_ready()

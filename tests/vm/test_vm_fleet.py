@@ -93,6 +93,7 @@ def test_the_key_is_needed_and_nowhere_to_be_read(serving: Fleet) -> None:
     assert head.succeed(f"{ask} --header 'Authorization: Bearer {API_KEY}'") == "200"
     head.fail(f"cat /proc/[0-9]*/cmdline /proc/[0-9]*/environ | grep --text {API_KEY}")
     head.fail(f"grep -r {API_KEY} /etc/spark/plan.json /etc/systemd/system /var/lib/spark")
+    head.fail(f"journalctl --output cat --unit 'spark-*' | grep {API_KEY}")
     for file in serving.folder.glob("runs/*/*"):
         assert API_KEY not in file.read_text(errors="replace"), file
 

@@ -53,6 +53,8 @@ with subtest("the API wants its key, and the key is nowhere else"):
     pid = engine_process(spark1)
     spark1.fail(f"cat /proc/{pid}/cmdline /proc/{pid}/environ | grep -a {KEY}")
     spark1.fail(f"grep -r {KEY} /etc/spark/plan.json /etc/systemd/system")
+    # the engine prints its arguments, the key among them; the unit's LogFilterPatterns= drops them
+    spark1.fail(f"journalctl --output cat --unit 'spark-*' | grep {KEY}")
     assert spark1.succeed("stat -c '%a %U' /run/spark-engine/config.yaml").split() == [
         "600",
         "spark",

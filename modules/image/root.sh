@@ -5,6 +5,8 @@
 #   file system occupies on the build machine, which a compressing file system makes fewer.
 # - Files with several names are copied first. A store with auto-optimise-store, or one that built a
 #   package itself, has hard links where others have two files, and repart copies them as links.
+# - So are files whose last access is before SOURCE_DATE_EPOCH: later times are cut to it, earlier
+#   ones (a store that came out of an archive) would stay.
 definition=$1
 export LC_ALL=C
 mapfile -t lines < <(sed --quiet 's/^CopyFiles=//p' "$definition")
@@ -14,17 +16,21 @@ if ((${#lines[@]} == 0)); then
 fi
 sources=("${lines[@]%%:*}")
 
-if [[ -n $(find "${sources[@]}" -type f -links +1 -print -quit) ]]; then
+: "${SOURCE_DATE_EPOCH:=315532800}"
+if [[ -n $(find "${sources[@]}" \( -type f -links +1 -o ! -newerat "@$SOURCE_DATE_EPOCH" \) \
+  -print -quit) ]]; then
   plain=$PWD/plain
-  echo "files with several names: copying everything to $plain first"
+  echo "hard links or old times: copying everything to $plain first"
   sed --in-place '/^CopyFiles=/d' "$definition"
   for line in "${lines[@]}"; do
     source=${line%%:*}
     mkdir --parents -- "$plain${source%/*}"
-    cp --recursive --preserve=mode,timestamps --reflink=auto -- "$source" "$plain$source"
+    cp --recursive --preserve=mode --reflink=auto -- "$source" "$plain$source"
     echo "CopyFiles=$plain$line" >> "$definition"
   done
   sources=("${sources[@]/#/$plain}")
+  # the store's time of change; the last access is now
+  find "${sources[@]}" -exec touch --no-dereference -m --date=@1 {} +
 fi
 
 # Blocks of 4 KiB for contents, folders and long links; an inode has 256 bytes, and ext4 makes one

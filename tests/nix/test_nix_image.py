@@ -118,7 +118,7 @@ def other_surroundings(host: Nix) -> list[str]:
 
 @pytest.fixture
 def linked(host: Nix) -> Iterator[None]:
-    """Equal files of the small root are hard links, as auto-optimise-store makes them."""
+    """Equal files of the small root are hard links, as auto-optimise-store makes them, and old."""
     root = host.build(BUILDS, "smallRoot")
     folders = [root / name / "deep" for name in ("zeta", "alpha")]
     if not os.access(root, os.W_OK):
@@ -135,6 +135,8 @@ def linked(host: Nix) -> Iterator[None]:
 
     for folder in folders:
         replace(folder, link=True)
+    # a last access before 1980, as in a store that came out of an archive
+    os.utime(root / "beta" / "deep" / "numbers", (1, 1))
     yield
     for folder in folders:
         replace(folder, link=False)

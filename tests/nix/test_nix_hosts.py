@@ -97,6 +97,7 @@ def test_rails_are_links_and_networks(fleet: tuple[str, Any, Any]) -> None:
 
 
 def test_firewall_trusts_the_rails_and_nothing_else(fleet: tuple[str, Any, Any]) -> None:
+    _, whole, _ = fleet
     for node, host in nodes(fleet):
         firewall = host["firewall"]
         plan = node["firewall"]
@@ -105,6 +106,8 @@ def test_firewall_trusts_the_rails_and_nothing_else(fleet: tuple[str, Any, Any])
             assert firewall["trustedInterfaces"][0] == "lo"
             assert sorted(firewall["trustedInterfaces"][1:]) == sorted(plan["trusted_interfaces"])
         ports = {22} | ({plan["api_port"]} if plan["api_port"] else set())
+        if whole["router"] is not None and node["rank"] == 0:
+            ports.add(whole["router"]["port"])
         assert set(firewall["allowedTCPPorts"]) == ports
         addresses = set(re.findall(r"[0-9.]{7,}", firewall["extraInputRules"]))
         assert addresses == set(plan["peer_addresses"])

@@ -328,7 +328,7 @@ def test_nvcc_and_gcc_compile_cub_for_the_gpu_of_a_spark(full: Emulated) -> None
     )
     cuobjdump = f"/{SITE}/triton/backends/nvidia/bin/cuobjdump"
     listed = full.run(cuobjdump, "--list-elf", "/cache/nvcc/total")
-    assert re.findall(r"sm_\w+", listed) == ["sm_121a"]
+    assert set(re.findall(r"sm_\w+", listed)) == {"sm_121a"}
     assert full.run("/cache/nvcc/total") == f"{NO_DRIVER}\n"
 
 

@@ -56,7 +56,7 @@ def test_the_library_of_a_plugin_is_the_same_twice(downloaded: Store, tmp_path: 
     seeds = [downloaded.path(item).parent for item in needed]
     copy = tmp_path / "another place" / "spark-engram"
     shutil.copytree(real.ROOT / "pkgs" / "spark-engram" / "src", copy / "src")
-    one = real.library(Store(tmp_path / "1", seeds))
+    one = real.library(downloaded)
     two = real.library(Store(tmp_path / "two", seeds), copy)
     assert one != two
     content = one.read_bytes()

@@ -28,7 +28,7 @@ from spark_appliance.fleet.report import ask
 from spark_appliance.fleet.rolloutstate import NodeState, RolloutState, read, write
 from spark_appliance.fleet.serve import Preflight, ServeError, Start
 from spark_appliance.fleet.stop import DRAIN_LIMIT, stop
-from spark_appliance.fleet.units import systemctl
+from spark_appliance.fleet.units import forget_failures, systemctl
 from spark_appliance.names import PACK, TARGET
 from spark_appliance.process import Sessions
 
@@ -165,6 +165,8 @@ class Rollout:
     def _stop(self, state: RolloutState) -> RolloutState:
         state = self._save(state.at("stopping"))
         stop(self.crew, drain_limit=self.drain_limit)
+        # stopping can cut a mount or a start short; the health gate judges what comes after
+        self.crew.each(lambda remote: forget_failures(remote, [u.name for u in remote.plan.units]))
         return state
 
     def _activate(self, state: RolloutState, phase: str, names: list[str]) -> RolloutState:

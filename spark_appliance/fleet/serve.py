@@ -16,7 +16,7 @@ from spark_appliance.fleet.evidence import RunFolder
 from spark_appliance.fleet.follow import Failure, Followers, clock_offsets, save_logs
 from spark_appliance.fleet.remote import NodeGoneError, Remote, StepError
 from spark_appliance.fleet.report import Report, ask
-from spark_appliance.fleet.units import started_by_target, systemctl
+from spark_appliance.fleet.units import forget_failures, started_by_target, systemctl
 from spark_appliance.names import SUPERVISOR
 
 START_SECONDS: Final = 60.0
@@ -111,8 +111,7 @@ class Start:
     def _start(self, remote: Remote) -> None:
         self.crew.board.work(remote.name, "starting")
         names = started_by_target(remote.plan)
-        reset = ["sh", "-c", 'systemctl reset-failed -- "$@" 2>/dev/null || true', "sh", *names]
-        remote.run("forget old failures", reset, seconds=START_SECONDS, root=True)
+        forget_failures(remote, names)
         systemctl(remote, "start", "start", names, seconds=START_SECONDS, block=False)
 
     def _until_ready(self, followers: Followers, began: float) -> str | None:

@@ -11,6 +11,7 @@ from spark_appliance.model.plan import NodePlan
 from spark_appliance.names import TARGET
 
 SHOW_SECONDS: Final = 30.0
+RESET_SECONDS: Final = 60.0
 _PROPERTIES: Final = "Id,LoadState,ActiveState,SubState,Result,StatusText,Job"
 
 
@@ -78,3 +79,9 @@ def started_by_target(node: NodePlan) -> list[str]:
     Starting an active target starts nothing again, so a unit of it that failed before is named.
     """
     return [*(unit.name for unit in node.units if unit.started_by == "target"), TARGET]
+
+
+def forget_failures(remote: Remote, names: Sequence[str]) -> None:
+    """Let units that failed before count as stopped; what is not loaded is left out."""
+    reset = ["sh", "-c", 'systemctl reset-failed -- "$@" 2>/dev/null || true', "sh", *names]
+    remote.run("forget old failures", reset, seconds=RESET_SECONDS, root=True)

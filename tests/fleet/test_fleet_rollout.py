@@ -101,6 +101,10 @@ def test_the_new_version_is_put_served_and_confirmed(old: World) -> None:
         stopped = calls.index("systemctl stop -- spark.target")
         started = max(i for i, c in enumerate(calls) if c.startswith("systemctl start"))
         assert stopped < started
+        # what the stop cut short is not held against the new version
+        forgotten = next(i for i, c in enumerate(calls) if c.startswith("systemctl reset-failed"))
+        judged = next(i for i, c in enumerate(calls) if i > stopped and c.endswith("report"))
+        assert stopped < forgotten < judged
 
 
 def only_on_spark2(world: World) -> Plan:

@@ -54,6 +54,16 @@ def test_script_type_checks(name: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
+def test_helpers_for_nixos_type_check(tmp_path: Path) -> None:
+    typed = (VM / "driver_types.py").read_text(encoding="utf-8").split("# What differs")[0]
+    helpers = (VM / "nixos_helpers.py").read_text(encoding="utf-8")
+    file = tmp_path / "helpers.py"
+    file.write_text(typed + helpers, encoding="utf-8")
+    argv = [sys.executable, "-m", "mypy", "--config-file=", "--check-untyped-defs", str(file)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+
+
 @pytest.mark.parametrize(
     "wrong",
     ["spark1.succed('true')", "spark1.succeed(5)", "spark4.start()", "x: int = spark1.execute('')"],

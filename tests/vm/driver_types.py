@@ -31,6 +31,11 @@ class Machine:
 
     def wait_until_fails(self, command: str, timeout: int = 900) -> str: ...  # type: ignore[empty-body]
 
+    def send_monitor_command(self, command: str) -> str: ...  # type: ignore[empty-body]
+
+
+machines: list[Machine] = []
+
 
 def start_all() -> None: ...
 

@@ -189,7 +189,7 @@ in
             apiPort = node.firewall.api_port;
           };
 
-          router = lib.mkIf (plan.router or null != null && node.rank == head.rank) {
+          router = lib.mkIf (plan.router or null != null && node.role == "head") {
             enable = true;
             inherit (plan.router) argv version;
             apiKeyFile = plan.api.key_file;

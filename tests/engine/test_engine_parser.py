@@ -7,7 +7,7 @@ from engine_venv import ENGINE, Engine, refusal
 from rendered import published_command, rendered, same_value, split_stated
 
 from spark_appliance.model.flags import FLAGS, VARIABLES
-from spark_appliance.render.plan import ENGINE as PLANNED
+from spark_appliance.render.plan import ENGINE_PACKAGE
 
 pytestmark = pytest.mark.engine
 
@@ -28,7 +28,7 @@ def verdicts(engine: Engine, nodes):
 def test_the_judge_is_the_engine_that_the_plan_is_for(engine):
     version = engine.judge()["engine"]["sglang"]
     assert f"sglang=={version}" == ENGINE
-    assert (PLANNED.package, PLANNED.version) == ("sglang", version)
+    assert ENGINE_PACKAGE == ("sglang", version)
 
 
 def test_every_rendered_argv_is_judged(nodes, verdicts):

@@ -58,7 +58,10 @@ _REMEDIES = (
     ),
     (
         "Permission denied",
-        "put your public key on the node (ssh-copy-id) or load the private key (ssh-add)",
+        (
+            "put your public key on the node (ssh-copy-id), load the private key (ssh-add) or name "
+            "the user in the cluster file (ssh: root@ADDRESS)"
+        ),
     ),
     ("Could not resolve hostname", "check the name, or give the node's address"),
     ("Connection refused", "start sshd on the node, or correct the port"),

@@ -86,6 +86,20 @@ def starter(start: Start) -> str:
             "  nccl_library: /opt/spark/nccl-ring/libnccl.so.2",
             "  # nccl_library_sha256: ...",
         ]
+    if start.system == "nixos":
+        lines += [
+            "",
+            "# The LAN; a node takes its address there beside what DHCP gives.",
+            "management_network: 192.168.1.0/24",
+        ]
+    else:
+        lines += [
+            "",
+            "# The engine's image (docs/image.md); its digest is in docs/digests.md.",
+            "# image:",
+            "#   reference: registry.lan:5000/spark-appliance",
+            "#   digest: sha256:...",
+        ]
     lines += [
         "",
         "# The Sparks in rank order; the first is the head. The address is that of the LAN port.",
@@ -97,6 +111,14 @@ def starter(start: Start) -> str:
             f"    address: 192.168.1.{10 + number}",
             f"    system: {start.system}",
         ]
+        if start.system == "nixos":
+            lines.append(f"    ssh: root@192.168.1.{10 + number}")
+            if number == 1:
+                lines += [
+                    "    # By one of these a disk image knows which node it is (docs/image.md):",
+                    '    # serial: "1234567890"',
+                    '    # mac: "4c:bb:47:00:00:01"',
+                ]
         if not small:
             if number == 1:
                 lines.append(

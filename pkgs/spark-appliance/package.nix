@@ -10,6 +10,8 @@
   rich,
   installShellFiles,
   stdenv,
+  mtools,
+  util-linux,
 }:
 let
   project = (lib.importTOML ../../pyproject.toml).project;
@@ -30,6 +32,18 @@ buildPythonApplication {
   ];
 
   nativeBuildInputs = [ installShellFiles ];
+
+  # `image write` looks at disks and puts files on an ESP; the user's own programs come first
+  makeWrapperArgs = lib.optionals stdenv.hostPlatform.isLinux [
+    "--suffix"
+    "PATH"
+    ":"
+    (lib.makeBinPath [
+      mtools
+      util-linux
+    ])
+  ];
+
   postInstall = lib.optionalString (stdenv.buildPlatform.canExecute stdenv.hostPlatform) ''
     for shell in bash zsh fish; do
       _SPARK_APPLIANCE_COMPLETE=''${shell}_source $out/bin/spark-appliance > spark-appliance.$shell

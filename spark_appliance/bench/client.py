@@ -32,7 +32,7 @@ try:
 except ImportError as error:  # pragma: no cover - shown by a test in a bare interpreter
     raise OperationError(
         "`bench` needs an HTTP library that is not installed\n"
-        "    remedy: pip install 'spark-appliance[bench]'"
+        "    remedy: pip install '.[bench]' (in a checkout)"
     ) from error
 
 HTTP_LIBRARY = f"aiohttp {aiohttp.__version__}"

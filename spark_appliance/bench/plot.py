@@ -25,7 +25,7 @@ def check_path(path: Path) -> None:
     except ImportError:
         raise OperationError(
             "`--plot` needs matplotlib, which is not installed\n"
-            "    remedy: pip install 'spark-appliance[plot]'"
+            "    remedy: pip install '.[plot]' (in a checkout)"
         ) from None
 
 

@@ -5,75 +5,46 @@ Each command module parses, calls the library below it and prints; it takes no d
 
 from __future__ import annotations
 
-import importlib
 import io
 import os
 import sys
-from typing import NamedTuple
 
 import click
 
 from spark_appliance import __version__
+from spark_appliance.cli.lazy import Entry, LazyGroup
 from spark_appliance.errors import SparkError
 
-
-class _Entry(NamedTuple):
-    target: str  # "module:attribute" below this package
-    summary: str
-
-
 # One row a command: ``--help`` prints the summaries without importing any of the modules.
-_COMMANDS: dict[str, _Entry] = {
-    "init": _Entry("init:init", "Write a commented cluster file to start from."),
-    "check": _Entry("check:check", "Report every problem of a cluster file, with line and remedy."),
-    "render": _Entry("render:render", "Write the plan, cluster.lock.json."),
-    "show": _Entry("show:show", "Show what a node will run."),
-    "topology": _Entry("topology:topology", "Draw which cable goes where."),
-    "schema": _Entry("schema:schema", "Print the JSON Schema of a file format."),
-    "build": _Entry("install:build", "Build NixOS nodes' systems here."),
-    "install": _Entry("install:install", "Put the plan on the nodes."),
-    "uninstall": _Entry("install:uninstall", "Remove everything of ours from DGX OS nodes."),
-    "share": _Entry("share:share", "Make the checkpoint readable on every node."),
-    "pack": _Entry("pack:pack", "Pack every node's Engram rows onto its NVMe."),
-    "serve": _Entry("serve:serve", "Start all ranks; ends when the endpoint answers."),
-    "stop": _Entry("serve:stop", "Let requests finish, stop all ranks."),
-    "restart": _Entry("serve:restart", "Stop and start all ranks."),
-    "status": _Entry("status:status", "Show ranks, speed, memory, clocks and drift."),
-    "logs": _Entry("logs:logs", "Show the journals of the ranks."),
-    "smoke": _Entry("smoke:smoke", "Ask the endpoint questions with known answers."),
-    "rollout": _Entry("rollout:rollout", "Bring a new plan to all nodes, with a way back."),
-    "rollback": _Entry("rollout:rollback", "Take the last rollout back."),
-    "doctor": _Entry("doctor:doctor", "Check every node: may this cluster boot?"),
-    "image": _Entry("image:image", "Build the container image, write the disk image."),
-    "bench": _Entry("bench:bench", "Measure an endpoint so that others can check the numbers."),
+_COMMANDS: dict[str, Entry] = {
+    "init": Entry("init:init", "Write a commented cluster file to start from."),
+    "check": Entry("check:check", "Report every problem of a cluster file, with line and remedy."),
+    "render": Entry("render:render", "Write the plan, cluster.lock.json."),
+    "show": Entry("show:show", "Show what a node will run."),
+    "topology": Entry("topology:topology", "Draw which cable goes where."),
+    "schema": Entry("schema:schema", "Print the JSON Schema of a file format."),
+    "build": Entry("install:build", "Build NixOS nodes' systems here."),
+    "install": Entry("install:install", "Put the plan on the nodes."),
+    "uninstall": Entry("install:uninstall", "Remove everything of ours from DGX OS nodes."),
+    "share": Entry("share:share", "Make the checkpoint readable on every node."),
+    "pack": Entry("pack:pack", "Pack every node's Engram rows onto its NVMe."),
+    "serve": Entry("serve:serve", "Start all ranks; ends when the endpoint answers."),
+    "stop": Entry("serve:stop", "Let requests finish, stop all ranks."),
+    "restart": Entry("serve:restart", "Stop and start all ranks."),
+    "status": Entry("status:status", "Show ranks, speed, memory, clocks and drift."),
+    "logs": Entry("logs:logs", "Show the journals of the ranks."),
+    "smoke": Entry("smoke:smoke", "Ask the endpoint questions with known answers."),
+    "rollout": Entry("rollout:rollout", "Bring a new plan to all nodes, with a way back."),
+    "rollback": Entry("rollout:rollback", "Take the last rollout back."),
+    "doctor": Entry("doctor:doctor", "Check every node: may this cluster boot?"),
+    "image": Entry("image:image", "Build the container image, write the disk image."),
+    "bench": Entry("bench:bench", "Measure an endpoint so that others can check the numbers."),
 }
 
 
-class LazyGroup(click.Group):
-    """A click group whose sub-commands are imported on first use."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        """Return the command names in the order of the table."""
-        return list(_COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        """Import and return one command, or None for an unknown name."""
-        entry = _COMMANDS.get(cmd_name)
-        if entry is None:
-            return None
-        module, attribute = entry.target.split(":")
-        command = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
-        if not isinstance(command, click.Command):
-            raise TypeError(f"{entry.target} is not a click command")
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        """List the commands from the table alone."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, entry.summary) for name, entry in _COMMANDS.items()])
-
-
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=LazyGroup, table=_COMMANDS, context_settings={"help_option_names": ["-h", "--help"]}
+)
 @click.version_option(__version__, prog_name="spark-appliance")
 def cli() -> None:
     """Turn DGX Sparks into one endpoint: describe them once, render a plan, roll it out."""

@@ -18,7 +18,9 @@ from spark_appliance.cli.fleet_options import (
 
 STATE_NAME = "rollout.json"
 
-_FLAKE = click.option("--flake", help="Flake with the NixOS nodes' systems.")
+_FLAKE = click.option(
+    "--flake", default=".", show_default=True, help="Flake with the NixOS nodes' systems."
+)
 
 
 @click.command()
@@ -50,7 +52,7 @@ def rollout(
     cluster: Path,
     canary: str | None,
     resume: bool,
-    flake: str | None,
+    flake: str,
     drain: float,
     hold: int,
     adopt: bool,
@@ -97,7 +99,7 @@ def rollout(
 @cluster_argument
 @_FLAKE
 @runs_option
-def rollback(cluster: Path, flake: str | None, runs: Path) -> None:
+def rollback(cluster: Path, flake: str, runs: Path) -> None:
     """Take the last rollout back, finished or interrupted, and start the old version."""
     from spark_appliance.fleet.rollout import Rollout
 

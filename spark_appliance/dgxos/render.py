@@ -33,12 +33,19 @@ def node_files(plan: Plan, node: NodePlan, program: bytes) -> list[NodeFile]:
             f"{node.name} is a {node.system} node",
             "NixOS nodes are built and switched with nixos-rebuild: spark-appliance build",
         )
-    placeholders = {"@spark-node@": SPARK_NODE}
+    if plan.image is None:
+        raise InputError.one(
+            "dgxos.no-image",
+            f"{node.name}: the plan names no image for the engine",
+            "write image: {reference, digest} into the cluster file (docs/dgx-os.md), render again",
+        )
+    placeholders = {
+        "@spark-node@": SPARK_NODE,
+        "@image@": plan.image.name,
+        "@container-runtime@": RUNTIMES[plan.image.runtime],
+    }
     if plan.router is not None and node.rank == 0:
         placeholders["@router-python@"] = ROUTER_PYTHON
-    if plan.image is not None:
-        placeholders["@image@"] = plan.image.name
-        placeholders["@container-runtime@"] = RUNTIMES[plan.image.runtime]
     rest = [
         *host_files(plan, node, program),
         *network_files(plan, node),

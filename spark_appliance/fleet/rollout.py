@@ -315,6 +315,8 @@ class Rollout:
         if state is None:
             raise RolloutError(f"{self.state_file} is gone: look with spark-appliance status")
         nodes, done = state.nodes, state.phase == "done"
+        if any(node.system == "nixos" for node in nodes.values()):
+            self._nixos()  # refuses before anything is stopped
         failures: dict[str, OperationError] = {}
         try:
             stop(self.crew, drain_limit=0)

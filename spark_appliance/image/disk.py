@@ -157,18 +157,26 @@ def write(image: Path, device: Path, progress: Progress = lambda *_: None) -> st
             target.seek(0)
             found = _hash(target, size, progress)
     except OSError as error:
-        reason = error.strerror or str(error)
-        if error.errno == errno.EBUSY:
-            reason = "in use by the kernel (mounted, RAID or LVM)"
-        raise ImageError(
-            f"{device}: {reason}\n    remedy: the disk is not bootable now; write it again"
-        ) from None
+        raise ImageError(_write_failure(device, error)) from None
     if found != wanted:
         raise ImageError(
             f"{device}: reads back other bytes than were written\n"
             "    remedy: the disk or its cable is faulty, take another"
         )
     return wanted
+
+
+def _write_failure(device: Path, error: OSError) -> str:
+    # both come from opening the disk: nothing was written
+    if error.errno == errno.EBUSY:
+        return (
+            f"{device}: in use by the kernel (mounted, RAID or LVM)\n"
+            "    remedy: unmount it, or stop the RAID or volume group; nothing was written"
+        )
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return f"{device}: {error.strerror}\n    remedy: use sudo; nothing was written"
+    reason = error.strerror or str(error)
+    return f"{device}: {reason}\n    remedy: the disk is not bootable now; write it again"
 
 
 def _exclusive(device: Path) -> BinaryIO:

@@ -24,6 +24,7 @@ def check_cluster(cluster: Cluster, profile: Profile, facts: ModelFacts) -> list
         *_ports_differ(cluster),
         *_engram_places(cluster, facts),
         *_weights(cluster),
+        *_image(cluster),
         *_api(cluster),
     ]
 
@@ -193,6 +194,17 @@ def _weights(cluster: Cluster) -> Iterator[Finding]:
             ("weights", "mode"),
             "in a ring the node opposite the head has no cable to it",
             "use weights.mode: local (every node keeps its own copy)",
+        )
+
+
+def _image(cluster: Cluster) -> Iterator[Finding]:
+    if cluster.image is None and any(node.system == "dgx-os" for node in cluster.nodes):
+        yield Finding(
+            "image.missing",
+            ("nodes",),
+            "DGX OS runs the engine from an image, and none is named: install will refuse",
+            "add image: {reference, digest} (docs/dgx-os.md)",
+            "warning",
         )
 
 

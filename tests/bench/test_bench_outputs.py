@@ -280,10 +280,10 @@ def test_model_that_is_not_listed(server, bench):
 @pytest.mark.parametrize(
     ("hidden", "arguments", "status", "words"),
     [
-        ("aiohttp", ["http://127.0.0.1:9"], 1, "pip install 'spark-appliance[bench]'"),
+        ("aiohttp", ["http://127.0.0.1:9"], 1, "pip install '.[bench]' (in a checkout)"),
         ("aiohttp", ["schema"], 0, ""),
         ("matplotlib", ["http://127.0.0.1:9", "--plot", "x.png"], 1,
-         "pip install 'spark-appliance[plot]'"),
+         "pip install '.[plot]' (in a checkout)"),
     ],
 )  # fmt: skip
 def test_missing_extra(tmp_path, hidden, arguments, status, words):

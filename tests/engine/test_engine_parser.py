@@ -28,7 +28,7 @@ def verdicts(engine: Engine, nodes):
 def test_the_judge_is_the_engine_that_the_plan_is_for(engine):
     version = engine.judge()["engine"]["sglang"]
     assert f"sglang=={version}" == ENGINE
-    assert ENGINE_PACKAGE == ("sglang", version)
+    assert ("sglang", version) == ENGINE_PACKAGE
 
 
 def test_every_rendered_argv_is_judged(nodes, verdicts):

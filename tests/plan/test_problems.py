@@ -337,9 +337,9 @@ def test_problem_is_caught(data: dict[str, Any], severity: str, rule: str) -> No
 
 
 def test_a_clean_cluster_has_nothing_to_say() -> None:
-    data = document("single", 1) | {"image": {"digest": "sha256:" + "a" * 64}}
-    assert rules_of(data, "error", "warning", "note") == []
-    assert rules_of(document(), "error", "warning") == []
+    image = {"image": {"digest": "sha256:" + "a" * 64}}
+    assert rules_of(document("single", 1) | image, "error", "warning", "note") == []
+    assert rules_of(document() | image, "error", "warning") == []
 
 
 def test_precedence_is_profile_then_cluster_then_node() -> None:

@@ -88,8 +88,9 @@ def pick_server_info(raw: bytes) -> dict[str, Any]:
 
 def router_facts(context: NodeContext) -> dict[str, Any] | None:
     """Return how many replicas the router of this node counts as healthy; None without one."""
-    router = context.plan.optional_view("router")
-    if router is None or not context.is_head:
+    # only the head's own plan says something of a router
+    router = context.plan.optional_view("router") if context.is_head else None
+    if router is None:
         return None
     status, raw = _ask(router.text("readiness_url"), None)
     try:

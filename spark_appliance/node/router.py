@@ -30,7 +30,7 @@ def router_argv(context: NodeContext, python: str) -> list[str]:
     Raises:
         PlanError: when the plan has no router.
     """
-    router = context.plan.optional_view("router")
-    if router is None or not context.is_head:
+    router = context.plan.optional_view("router") if context.is_head else None
+    if router is None:
         raise PlanError(f"{context.name}: the plan has no router for this node")
     return [python, "-c", LAUNCH, *router.texts("argv")]

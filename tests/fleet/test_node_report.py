@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -189,3 +189,14 @@ def test_one_document_with_counters_versions_and_the_gpu_only_when_asked(
     assert report(context, quiet, gpu=False)["gpu"] is None
     assert "nvidia-smi" not in quiet.programs
     assert report(context, Runner(None), gpu=True)["gpu"] is None
+
+
+@pytest.mark.parametrize("node", ["spark1", "spark2"])
+def test_a_whole_report_out_of_the_node_s_own_plan(tmp_path: Path, port: int, node: str) -> None:
+    def runner(argv: Sequence[str], *, seconds: float) -> Completed:  # noqa: ARG001
+        return Completed(tuple(argv), 1, "", "not here")
+
+    found = report(context_of(tmp_path, node, port), runner, gpu=False)
+    assert found["status"]["node"] == node
+    assert found["router"] is None
+    json.dumps(found)

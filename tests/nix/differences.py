@@ -24,6 +24,9 @@ NIXOS_UNITS: Final[Mapping[str, str]] = {
 
 NIXOS_ETC: Final[Mapping[str, str]] = {
     r"exports|nfs\.conf|idmapd\.conf|request-key\.conf": NFS,
+    r"systemd/network/45-spark-lan\.network": (
+        "the LAN of a DGX OS node is its owner's: netplan has it, and with it the way in"
+    ),
     r"systemd/network/99-.*|systemd/(networkd|resolved)\.conf|resolv(conf)?\.conf": NETWORKD,
     r"nsswitch\.conf": NETWORKD,
     r"modprobe\.d/nixos\.conf": FIREWALL,  # ip_tables is kept out beside nftables

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -135,6 +136,49 @@ def test_an_image_of_somebody_else(image: Path, tmp_path: Path) -> None:
         partitions.esp(tmp_path / "zeros")
 
 
+def refused(image: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Ask to write an image without options; return why nothing was asked or written."""
+    monkeypatch.setattr(disk, "inspect", lambda _: pytest.fail("too late"))
+    done = CliRunner().invoke(cli, ["image", "write", str(image), str(tmp_path / "device")])
+    assert isinstance(done.exception, ImageError), done.output
+    return str(done.exception)
+
+
+@pytest.mark.parametrize("size", [8 * MIB, 52 * MIB, 53 * MIB, 60 * MIB - 512])
+def test_a_part_of_an_image_is_refused(
+    image: Path, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with image.open("r+b") as file:
+        file.truncate(size)
+    reason = refused(image, tmp_path, monkeypatch)
+    assert "unfinished download" in reason or "only a part of the image" in reason
+
+
+def test_a_foreign_image_and_one_with_more_behind_are_refused(
+    image: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with image.open("r+b") as file:
+        file.truncate(61 * MIB)
+    assert "second partition table" in refused(image, tmp_path, monkeypatch)
+    (tmp_path / "zeros").write_bytes(bytes(MIB))
+    assert "no partition table" in refused(tmp_path / "zeros", tmp_path, monkeypatch)
+
+
+def test_a_partition_that_ends_far_behind_the_file(
+    image: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far = {"start": 2048, "size": 1 << 50, "name": "spark-root"}
+    table = json.dumps({"partitiontable": {"label": "gpt", "partitions": [far]}})
+    monkeypatch.setattr(process, "run", lambda *_, **__: process.Completed((), 0, table, ""))
+    with pytest.raises(ImageError, match="ends at byte 62914560, its partition spark-root at"):
+        partitions.differences(image, image)
+
+
+def test_comparing_stops_where_both_end(image: Path) -> None:
+    with image.open("rb") as a, image.open("rb") as b:
+        assert partitions._differing(a, b, 1 << 60) is None
+
+
 def test_a_full_esp(image: Path) -> None:
     program("mcopy")
     huge = personal.EspFile("spark/huge", bytes(49 * MIB))
@@ -159,7 +203,7 @@ def test_missing_programs_are_told_before_anything_is_written(
 
 def write(image: Path, device: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
     entry = disk.Disk(
-        str(device), "disk", device.stat().st_size, "Ultra Fit", "1", "usb", False, ()
+        str(device), "disk", device.stat().st_size, 512, "Ultra Fit", "1", "usb", False, ()
     )
     monkeypatch.setattr(disk, "inspect", lambda _: entry)
     argv = ["image", "write", str(image), str(device), "--yes", *words]
@@ -222,13 +266,18 @@ def test_equal_and_shorter_images(image: Path, tmp_path: Path) -> None:
         file.truncate(50 * MIB)
     found = partitions.differences(image, other)
     assert [difference.label for difference in found] == ["spark-root", ""]
-    with pytest.raises(InputError, match="cannot read"):
-        partitions.differences(image, tmp_path / "nothing")
+    for pair in ((image, tmp_path / "nothing"), (tmp_path / "nothing", image)):
+        with pytest.raises(InputError, match=r"cannot read .*: No such file"):
+            partitions.differences(*pair)
 
 
 def test_a_disk_that_the_kernel_holds(image: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def busy(*_: object) -> int:
-        raise OSError(16, "Device or resource busy")
+    real = os.open
+
+    def busy(path: Path, flags: int) -> int:
+        if flags & os.O_EXCL:
+            raise OSError(16, "Device or resource busy")
+        return real(path, flags)
 
     monkeypatch.setattr(disk.os, "open", busy)
     with pytest.raises(ImageError, match="in use by the kernel"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import shutil
@@ -18,7 +19,17 @@ from spark_appliance.image import disk, partitions, personal
 from spark_appliance.image.errors import ImageError
 
 PLAN = Path(__file__).parents[2] / "examples/three-spark-triangle/cluster.lock.json"
-KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ5o you@laptop\n"
+
+
+def public(kind: str, *fields: bytes) -> str:
+    """Return a public key as ssh-keygen writes it, without a comment."""
+    parts = [kind.encode(), *fields]
+    blob = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+    return f"{kind} {base64.b64encode(blob).decode()}"
+
+
+BARE = public("ssh-ed25519", bytes(range(32)))
+KEY = f"{BARE} you@laptop\n"
 MIB = 1 << 20
 ENVIRONMENT = {**os.environ, "MTOOLSRC": "/dev/null", "MTOOLS_SKIP_CHECK": "1"}
 
@@ -88,6 +99,18 @@ def test_files_are_on_the_esp_and_can_be_replaced(image: Path, keys: Path) -> No
         ("# only a comment\n\n", "no key"),
         (f"{KEY}hunter2\n", r"keys\.pub:2:1: error: no public SSH key"),
         ("ssh-ed25519\n", "no public SSH key"),
+        (BARE[:-4], "a part of one"),
+        (BARE[:-2], "a part of one"),
+        (BARE.replace("ssh-ed25519", "ssh-rsa"), "no public SSH key"),
+        (public("ssh-ed25519", bytes(31)), "a part of one"),
+        (public("ssh-rsa", b"\1\0\1"), "a part of one"),
+        ('command="echo ssh-rsa AAAAB3" garbage\n', "no public SSH key"),
+        (f"<RSAKeyValue> {KEY}", "no public SSH key"),
+        (f"192.168.1.11 {KEY}", "no public SSH key"),
+        (f"spark1 {KEY}", "no public SSH key"),
+        (f'from="10.0.0.0/8 {KEY}', "no public SSH key"),
+        (" # only a comment, indented\n", "no key"),
+        (f"# a comment\r{KEY}\rhunter2\r", r":4:1: error: no public SSH key"),
     ],
 )
 def test_what_is_no_public_key(text: str, message: str, tmp_path: Path) -> None:
@@ -101,15 +124,29 @@ def test_what_is_no_public_key(text: str, message: str, tmp_path: Path) -> None:
     [
         KEY,
         f'from="10.0.0.0/8",no-pty {KEY}',
-        "sk-ssh-ed25519@openssh.com AAAAGnNr you\n",
-        "ecdsa-sha2-nistp256 AAAAE2Vj\n",
+        f'restrict,command="echo \\"a b\\" ssh-rsa",No-X11-Forwarding\t{KEY}',
+        public("sk-ssh-ed25519@openssh.com", bytes(32), b"ssh:") + " you\n",
+        public("sk-ecdsa-sha2-nistp256@openssh.com", b"nistp256", bytes(65), b"ssh:"),
+        public("ecdsa-sha2-nistp256", b"nistp256", bytes(65)),
+        public("ssh-rsa", b"\1\0\1", bytes(257)),
+        f"  # mine\n \t\n  {KEY}",
         KEY.replace("\n", "\r\n"),
+        f"# mine\r{KEY.strip()}\r",
+        f"\ufeff{KEY}",
     ],
 )
 def test_public_keys(line: str, tmp_path: Path) -> None:
     (tmp_path / "keys.pub").write_bytes(line.encode())
     (file,) = personal.collect(tmp_path / "keys.pub", None, None)
-    assert file.content == line.replace("\r\n", "\n").encode()
+    wanted = line.replace("\r\n", "\n").replace("\r", "\n").removeprefix("\ufeff")
+    assert file.content == wanted.encode()
+
+
+def test_keys_of_ssh_keygen(tmp_path: Path) -> None:
+    for kind in ("ed25519", "rsa", "ecdsa"):
+        argv = [program("ssh-keygen"), "-q", "-t", kind, "-N", "", "-f", tmp_path / kind]
+        subprocess.run(argv, check=True)
+        assert personal.collect(tmp_path / f"{kind}.pub", None, None)
 
 
 def test_bytes_that_are_no_text(tmp_path: Path) -> None:

@@ -9,6 +9,10 @@ let
   cfg = config.services.spark.image;
   inherit (lib) mkOption types;
 
+  # Not in /root/.ssh, which is the owner's (ssh-copy-id). sshd reads only what none but root can
+  # write, folders included; %u, so that these keys open no other account.
+  keysFolder = "/run/spark-keys";
+
   users = lib.attrValues config.users.users;
   sshd = config.services.openssh;
   locked = hash: hash == null || lib.hasPrefix "!" hash || hash == "*";
@@ -22,13 +26,15 @@ let
 in
 {
   options.services.spark.image.authorizedKeysFile = mkOption {
-    type = types.str;
+    # no blank, quote or percent sign: it stands in a unit
+    type = types.strMatching "[A-Za-z0-9_+.~-]+(/[A-Za-z0-9_+.~-]+)*";
     default = "spark/authorized_keys";
     example = "spark/authorized_keys";
     description = ''
       File on the ESP with the owner's SSH keys for root. `spark-appliance image write` puts it
       there, or any computer once the image is on the disk. Without it, and without keys in the
-      configuration, there is no way in: no password is ever set.
+      configuration, there is no way in: no password is ever set. Every boot reads it again;
+      root's own `~/.ssh/authorized_keys` counts beside it and stays as it is.
     '';
   };
 
@@ -82,6 +88,7 @@ in
 
     services.openssh = {
       enable = lib.mkDefault true;
+      authorizedKeysFiles = [ "${keysFolder}/%u" ];
       settings = {
         PasswordAuthentication = lib.mkDefault false;
         KbdInteractiveAuthentication = lib.mkDefault false;
@@ -95,12 +102,12 @@ in
       before = [ "sshd.service" ];
       unitConfig = {
         RequiresMountsFor = "/boot";
-        ConditionPathExists = "/boot/${cfg.authorizedKeysFile}";
+        ConditionFileNotEmpty = "/boot/${cfg.authorizedKeysFile}";
       };
       serviceConfig = {
         Type = "oneshot";
         RemainAfterExit = true;
-        ExecStart = "${lib.getExe' pkgs.coreutils "install"} -D --mode=0600 --owner=root --group=root /boot/${cfg.authorizedKeysFile} /root/.ssh/authorized_keys";
+        ExecStart = "${lib.getExe' pkgs.coreutils "install"} -D --mode=0600 --owner=root --group=root /boot/${cfg.authorizedKeysFile} ${keysFolder}/root";
       };
     };
   };

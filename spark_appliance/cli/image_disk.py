@@ -38,7 +38,7 @@ def write(
     files = personal.collect(keys, plan, node)
     if files:
         personal.require_tools()
-        partitions.esp(image_file)
+    partitions.require_whole(image_file)
     target = disk.inspect(device)
     disk.check(target, size)
     click.echo(str(target))

@@ -13,11 +13,13 @@ from typing import Any, BinaryIO
 
 from spark_appliance import process
 from spark_appliance.errors import InputError, Location, read_failure
+from spark_appliance.image import partitions
 from spark_appliance.image.errors import ImageError
 
 _CHUNK = 4 << 20
 _TIMEOUT_S = 30.0
-_COLUMNS = "PATH,TYPE,SIZE,MODEL,SERIAL,TRAN,RO,MOUNTPOINTS"
+_COLUMNS = "PATH,TYPE,SIZE,LOG-SEC,MODEL,SERIAL,TRAN,RO,MOUNTPOINTS"
+_SECTOR = 512  # bytes: image.repart.sectorSize in modules/image.nix
 # First bytes of what is often handed over by mistake (magic numbers of the formats).
 _COMPRESSED = {
     b"\x28\xb5\x2f\xfd": "zstd -d",
@@ -32,11 +34,15 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """A block device as lsblk sees it; ``size`` in bytes, ``mounts`` of it and all below it."""
+    """A block device as lsblk sees it; ``mounts`` of it and all below it.
+
+    ``size`` and ``sector`` (logical) are in bytes.
+    """
 
     path: str
     kind: str
     size: int
+    sector: int
     model: str
     serial: str
     transport: str
@@ -71,6 +77,7 @@ def parse(answer: str) -> Disk:
         path=entry["path"],
         kind=entry["type"],
         size=int(entry["size"]),
+        sector=int(entry["log-sec"]),
         model=(entry["model"] or "").strip(),
         serial=(entry["serial"] or "").strip(),
         transport=entry["tran"] or "",
@@ -93,7 +100,7 @@ def check(disk: Disk, size: int) -> None:
         size: of the image, in bytes.
 
     Raises:
-        InputError: a partition, in use, write-protected or too small.
+        InputError: a partition, in use, write-protected, too small, or of other sectors.
     """
     if disk.kind != "disk":
         fault = f"a {disk.kind}, not a whole disk", "name the disk that it is on"
@@ -106,6 +113,11 @@ def check(disk: Disk, size: int) -> None:
         fault = "write-protected", "look for a switch on it"
     elif disk.size < size:
         fault = f"too small: the image has {size / 1e9:.1f} GB", "take a larger one"
+    elif disk.sector != _SECTOR:
+        fault = (
+            f"of sectors of {disk.sector} bytes: the image's partition table counts {_SECTOR}",
+            f"take a disk with {_SECTOR}, or format this one so (nvme format; it erases all)",
+        )
     else:
         return
     raise InputError.one("image.disk", f"{disk} is {fault[0]}", fault[1])
@@ -118,9 +130,9 @@ def image_size(image: Path) -> int:
         InputError: unreadable, empty, or compressed.
     """
     try:
-        with image.open("rb") as file:
+        with partitions.open_image(image) as file:
+            size = partitions.size(file)
             head = file.read(8)
-        size = image.stat().st_size
     except OSError as error:
         raise read_failure(image, error) from None
     for magic, command in _COMPRESSED.items():
@@ -148,7 +160,7 @@ def write(image: Path, device: Path, progress: Progress = lambda *_: None) -> st
     """
     size = image_size(image)
     try:
-        with image.open("rb") as source, _exclusive(device) as target:
+        with partitions.open_image(image) as source, _exclusive(device) as target:
             wanted = _copy(source, target, size, progress)
             target.flush()
             os.fsync(target.fileno())

@@ -19,10 +19,11 @@ from debian.debfile import DebFile
 
 from spark_appliance import process
 from spark_appliance.errors import InputError
+from spark_appliance.files import write_text
 from spark_appliance.image.errors import ImageError
 from spark_appliance.image.lock import DebPackage, ImageLock
 from spark_appliance.image.recipe import Compiler, Native
-from spark_appliance.image.store import Store
+from spark_appliance.image.store import Store, hash_file
 
 _TIMEOUT_S = 1800.0
 _SUFFIXES = (".c", ".cc", ".cpp")
@@ -70,12 +71,16 @@ def build(
     """
     sources = _sources(folder, native)
     key = hashlib.sha256(native.model_dump_json().encode() + chosen.machine.encode())
-    for path in sources:
-        key.update(path.name.encode() + b"\0" + path.read_bytes())
+    key.update(chosen.sha256.encode())
+    for path in _inputs(folder, native):
+        # fixed lengths, so that no name can pass for content
+        place = path.relative_to(folder).as_posix().encode()
+        key.update(hashlib.sha256(place).digest() + bytes.fromhex(hash_file(path)))
     for package in debs:
         key.update(package.sha256.encode())
     kept = store.folder / "native" / key.hexdigest() / native.library
-    if kept.is_file():
+    noted = kept.with_name(f"{kept.name}.sha256")
+    if _whole(kept, noted):
         return kept
     try:
         kept.parent.mkdir(parents=True, exist_ok=True)
@@ -97,8 +102,20 @@ def build(
             timeout=_TIMEOUT_S,
             env={"ZIG_GLOBAL_CACHE_DIR": str(work / "c"), "ZIG_LOCAL_CACHE_DIR": str(work / "c")},
         )
+        with (work / native.library).open("rb") as made:
+            digest = hashlib.file_digest(made, "sha256").hexdigest()
+            os.fsync(made.fileno())
         os.replace(work / native.library, kept)  # noqa: PTH105 - atomic, same folder
+    # after it: a library without this, or with another's, is compiled again
+    write_text(noted, f"{digest}\n")
     return kept
+
+
+def _whole(library: Path, noted: Path) -> bool:
+    try:
+        return hash_file(library) == noted.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return False
 
 
 def argv(native: Native, sources: Sequence[Path], work: Path) -> list[str]:
@@ -127,3 +144,10 @@ def _sources(folder: Path, native: Native) -> list[Path]:
     if not found:
         raise InputError.one("image.plugin", f"{folder}: no sources")
     return found
+
+
+def _inputs(folder: Path, native: Native) -> list[Path]:
+    """Return every file below the folders of the sources: headers and what they include too."""
+    return sorted(
+        {path for name in native.sources for path in (folder / name).rglob("*") if path.is_file()}
+    )

@@ -175,7 +175,15 @@ def read_index(folder: Path) -> Any:
     Raises:
         InputError: missing or not JSON.
     """
-    return _read_json(folder / "index.json")
+    path = folder / "index.json"
+    if not path.exists():
+        raise InputError.one(
+            "image.layout",
+            "no image in this folder (no index.json)",
+            "make one: spark-appliance image build -o DIR",
+            Location(str(folder)),
+        )
+    return _read_json(path)
 
 
 def read_image(folder: Path) -> Image:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
 from spark_appliance import process
-from spark_appliance.errors import read_failure
+from spark_appliance.errors import InputError, Location, read_failure
 from spark_appliance.image.errors import ImageError
 
 _TIMEOUT_S: Final = 30.0
 _CHUNK: Final = 1 << 20
+_SECTOR: Final = 512
+_BACKUP_SECTORS: Final = 33
+"""16 KiB of entries and the header behind them (UEFI 2.10, 5.3.1)."""
+_GPT_MAGIC: Final = b"EFI PART"
 ESP_LABEL: Final = "spark-esp"
 """modules/image/esp.nix."""
 
@@ -36,28 +42,41 @@ def partitions(disk: Path) -> tuple[Partition, ...]:
     """Ask sfdisk for the partitions of a disk or a raw image, in their order on the disk.
 
     Raises:
-        ImageError: no GUID partition table, or sfdisk is missing.
+        ImageError: no GUID partition table, one for a larger disk, or sfdisk is missing.
+        InputError: it cannot be read, or is neither a file nor a disk.
     """
+    with open_image(disk) as file:
+        end = size(file)
     try:
         answer = process.run(["sfdisk", "--json", str(disk)], timeout=_TIMEOUT_S).stdout
     except process.FailedError:
         raise ImageError(
-            f"{disk}: no partition table\n    remedy: give a raw image made by nix build .#image"
+            f"{disk}: no partition table, or only a part of the image\n"
+            "    remedy: give a whole raw image made by nix build .#image"
         ) from None
     except process.ProgramMissingError:
         raise ImageError("sfdisk is not there\n    remedy: install fdisk (util-linux)") from None
-    table = json.loads(answer)["partitiontable"]
-    if table["label"] != "gpt":
+    answered = json.loads(answer)["partitiontable"]
+    if answered["label"] != "gpt":
+        # of a shortened image sfdisk sees the protective MBR only
         raise ImageError(
-            f"{disk}: partition table of type {table['label']}, not gpt\n"
-            "    remedy: give a raw image made by nix build .#image"
+            f"{disk}: partition table of type {answered['label']}, not gpt: only a part of the "
+            "image, or another one\n    remedy: give a whole raw image made by nix build .#image"
         )
-    sector = int(table.get("sectorsize", 512))
-    found = (
+    sector = int(answered.get("sectorsize", _SECTOR))
+    entries = (
         Partition(entry.get("name", ""), int(entry["start"]) * sector, int(entry["size"]) * sector)
-        for entry in table.get("partitions", ())
+        for entry in answered.get("partitions", ())
     )
-    return tuple(sorted(found, key=lambda partition: partition.start))
+    table = tuple(sorted(entries, key=lambda partition: partition.start))
+    for partition in table:
+        if partition.end > end:
+            raise ImageError(
+                f"{disk}: ends at byte {end}, its partition {partition.label} at "
+                f"{partition.end}: an unfinished download?\n"
+                "    remedy: give a whole raw image made by nix build .#image"
+            )
+    return table
 
 
 def esp(disk: Path) -> Partition:
@@ -73,6 +92,26 @@ def esp(disk: Path) -> Partition:
         f"{disk}: no partition {ESP_LABEL}, so this is no image of spark-appliance\n"
         "    remedy: give a raw image made by nix build .#image"
     )
+
+
+def require_whole(image: Path) -> None:
+    """Refuse what is no disk image of ours, or only a part of one.
+
+    Raises:
+        ImageError: no partition table with our ESP, or the backup table is not at the end.
+        InputError: it cannot be read.
+    """
+    esp(image)
+    needed = max(partition.end for partition in partitions(image)) + _BACKUP_SECTORS * _SECTOR
+    with open_image(image) as file:
+        found = size(file)
+        file.seek(max(found - _SECTOR, 0))
+        magic = file.read(len(_GPT_MAGIC))
+    if found < needed or magic != _GPT_MAGIC:
+        raise ImageError(
+            f"{image}: the second partition table is not at its end: an unfinished download?\n"
+            "    remedy: give a whole raw image made by nix build .#image"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +141,9 @@ def differences(left: Path, right: Path) -> list[Difference]:
         InputError: one cannot be read.
     """
     found = []
-    spans = list(_spans(partitions(left), max(_size(left), _size(right))))
-    with _open(left) as a, _open(right) as b:
+    table = partitions(left)
+    with open_image(left) as a, open_image(right) as b:
+        spans = list(_spans(table, max(size(a), size(b))))
         for partition in spans:
             a.seek(partition.start)
             b.seek(partition.start)
@@ -114,22 +154,24 @@ def differences(left: Path, right: Path) -> list[Difference]:
     return found
 
 
-def _spans(table: tuple[Partition, ...], size: int) -> Iterator[Partition]:
+def _spans(table: tuple[Partition, ...], total: int) -> Iterator[Partition]:
     done = 0
     for partition in table:
         if partition.start > done:
             yield Partition("", done, partition.start - done)
         yield partition
         done = partition.end
-    if size > done:
-        yield Partition("", done, size - done)
+    if total > done:
+        yield Partition("", done, total - done)
 
 
-def _differing(a: BinaryIO, b: BinaryIO, size: int) -> tuple[int, int] | None:
+def _differing(a: BinaryIO, b: BinaryIO, total: int) -> tuple[int, int] | None:
     begin = end = None
-    for offset in range(0, size, _CHUNK):
-        length = min(_CHUNK, size - offset)
+    for offset in range(0, total, _CHUNK):
+        length = min(_CHUNK, total - offset)
         one, two = a.read(length), b.read(length)
+        if not one and not two:
+            break
         if one == two:
             continue
         count = max(len(one), len(two))
@@ -140,15 +182,30 @@ def _differing(a: BinaryIO, b: BinaryIO, size: int) -> tuple[int, int] | None:
     return None if begin is None or end is None else (begin, end)
 
 
-def _size(image: Path) -> int:
-    try:
-        return image.stat().st_size
-    except OSError as error:
-        raise read_failure(image, error) from None
+def size(file: BinaryIO) -> int:
+    """Return the size of an open file or disk in bytes; reading goes on from the beginning."""
+    end = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    return end
 
 
-def _open(image: Path) -> BinaryIO:
+def open_image(image: Path) -> BinaryIO:
+    """Open a raw image or a disk for reading; never waits for a pipe's other end.
+
+    Raises:
+        InputError: it cannot be read, or is neither a file nor a disk.
+    """
     try:
-        return image.open("rb")
+        file = os.fdopen(os.open(image, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+        mode = os.fstat(file.fileno()).st_mode
+        if stat.S_ISREG(mode) or stat.S_ISBLK(mode):
+            return file
+        file.close()
     except OSError as error:
         raise read_failure(image, error) from None
+    raise InputError.one(
+        "image.disk-image",
+        "neither a file nor a disk",
+        "give a raw image made by nix build .#image",
+        Location(str(image)),
+    )

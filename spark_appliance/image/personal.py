@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import re
 import tempfile
 from collections.abc import Sequence
@@ -19,10 +21,30 @@ from spark_appliance.names import ESP_KEYS, ESP_NODE, ESP_PLAN
 _KEYS_LIMIT: Final = 1 << 20
 _TIMEOUT_S: Final = 60.0
 _ENVIRONMENT: Final = {"MTOOLSRC": "/dev/null", "MTOOLS_SKIP_CHECK": "1"}
-_KEY: Final = re.compile(
-    r"(^|\s)(ssh-(ed25519|rsa)|ecdsa-sha2-nistp(256|384|521)|sk-[a-z0-9@.-]+)\s+AAAA[A-Za-z0-9+/]+"
+_FIELDS: Final = {
+    "ssh-ed25519": 2,
+    "ssh-rsa": 3,
+    "ecdsa-sha2-nistp256": 3,
+    "ecdsa-sha2-nistp384": 3,
+    "ecdsa-sha2-nistp521": 3,
+    "sk-ssh-ed25519@openssh.com": 3,
+    "sk-ecdsa-sha2-nistp256@openssh.com": 4,
+}
+"""Key types and how many strings a key has, its type included: RFC 4253 6.6, RFC 5656 3.1,
+RFC 8709 4, OpenSSH's PROTOCOL.u2f."""
+
+_OPTION: Final = (
+    r"(?:(?:no-)?(?:agent-forwarding|port-forwarding|pty|user-rc|X11-forwarding)|cert-authority"
+    r"|no-touch-required|restrict|verify-required"
+    r"|(?:command|environment|expiry-time|from|permitlisten|permitopen|principals|tunnel)"
+    r'="(?:\\"|[^"\\]|\\(?!"))*")'
 )
-"""A public key of sshd(8), AUTHORIZED_KEYS FILE FORMAT, maybe behind options."""
+_KEY: Final = re.compile(
+    rf"(?:(?i:{_OPTION}(?:,{_OPTION})*)[ \t]+)?"
+    rf"(?P<type>{'|'.join(map(re.escape, _FIELDS))})[ \t]+(?P<key>[A-Za-z0-9+/]+=*)(?:[ \t].*)?"
+)
+"""A line of sshd(8), AUTHORIZED_KEYS FILE FORMAT, with the options that it has; sshd ignores a line
+with any other."""
 
 _NAME: Final = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 
@@ -67,9 +89,11 @@ def collect(keys: Path | None, plan: Path | None, node: str | None) -> tuple[Esp
 def _authorized_keys(path: Path) -> bytes:
     content = read_bounded(path, _KEYS_LIMIT)
     try:
-        text = content.decode()
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
         text = "\0"
+    # sshd ends a line at \n only
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
     where = Location(str(path))
     if "PRIVATE KEY" in text:
         raise InputError.one(
@@ -78,20 +102,43 @@ def _authorized_keys(path: Path) -> bytes:
             "give the public key beside it (.pub)",
             where,
         )
-    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    lines = [(number, line.strip(" \t")) for number, line in enumerate(text.split("\n"), 1)]
+    lines = [(number, line) for number, line in lines if line and not line.startswith("#")]
     if not lines:
         raise InputError.one(
             "image.no-key", "no key", "give a public key, for example ~/.ssh/id_ed25519.pub", where
         )
-    for number, line in enumerate(text.splitlines(), 1):
-        if line in lines and not _KEY.search(line):
+    for number, line in lines:
+        if not _is_key(line):
             raise InputError.one(
                 "image.public-key",
-                "no public SSH key",
+                "no public SSH key, or a part of one",
                 "give lines such as 'ssh-ed25519 AAAA... you@laptop'",
                 Location(str(path), number, 1),
             )
-    return text.replace("\r\n", "\n").encode()
+    return text.encode()
+
+
+def _is_key(line: str) -> bool:
+    found = _KEY.fullmatch(line)
+    if found is None:
+        return False
+    try:
+        rest = base64.b64decode(found["key"], validate=True)
+    except binascii.Error:
+        return False
+    fields = []
+    while len(rest) >= 4:
+        end = 4 + int.from_bytes(rest[:4], "big")
+        if end > len(rest):
+            return False
+        fields.append(rest[4:end])
+        rest = rest[end:]
+    kind = found["type"]
+    if rest or len(fields) != _FIELDS[kind] or fields[0] != kind.encode():
+        return False
+    # RFC 8709: its one length
+    return "ssh-ed25519" not in kind or len(fields[1]) == 32
 
 
 def require_tools() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from spark_appliance.errors import InputError, Location, read_failure
 from spark_appliance.files import write_text
@@ -13,6 +14,8 @@ from spark_appliance.image.oci import REF_NAME, Image, Layout, read_image, read_
 
 BEGIN = "<!-- begin: spark-appliance image digests -->"
 END = "<!-- end: spark-appliance image digests -->"
+
+_UNNAMED = "-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +39,30 @@ def read(folder: Path) -> Published:
         InputError: the folder holds none.
     """
     image, layout = read_image(folder), Layout(folder)
-    annotations = (item.get("annotations", {}) for item in read_index(folder)["manifests"])
+    annotations = (item.get("annotations") or {} for item in read_index(folder)["manifests"])
     reference = next(found[REF_NAME] for found in annotations if REF_NAME in found)
-    history = layout.json(image.config)["history"]
-    sizes = [layer["size"] for layer in layout.json(image.manifest)["layers"]]
-    names = [entry["created_by"].split()[-1] for entry in history]
+    config = layout.json(image.config)
+    try:
+        sizes = [layer["size"] for layer in layout.json(image.manifest)["layers"]]
+        names = _names(config.get("history") or [], len(sizes))
+    except (KeyError, TypeError, AttributeError):
+        raise InputError.one(
+            "image.layout",
+            "manifest or config is not as OCI's image-spec has it",
+            "give a folder made by spark-appliance image build",
+            Location(str(folder)),
+        ) from None
     return Published(reference, image, tuple(zip(names, image.layers, sizes, strict=True)))
+
+
+def _names(history: Sequence[dict[str, Any]], layers: int) -> list[str]:
+    """Name each layer by the last word of what made it; history is optional in images of others."""
+    words = [
+        (entry.get("created_by") or "").split() for entry in history if not entry.get("empty_layer")
+    ]
+    if len(words) != layers:
+        return [_UNNAMED] * layers
+    return [found[-1] if found else _UNNAMED for found in words]
 
 
 def tables(images: Sequence[Published]) -> str:
@@ -68,6 +89,10 @@ def write(page: Path, images: Sequence[Published]) -> None:
         text = page.read_text(encoding="utf-8")
     except OSError as error:
         raise read_failure(page, error) from None
+    except UnicodeDecodeError:
+        raise InputError.one(
+            "image.digests", "no UTF-8 text", "give the page docs/digests.md", Location(str(page))
+        ) from None
     before, begin, rest = text.partition(f"{BEGIN}\n")
     _, end, after = rest.partition(END)
     if not begin or not end:

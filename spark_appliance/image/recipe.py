@@ -169,10 +169,11 @@ class Recipe(_Model):
         """
         profile = self.profiles.get(name)
         if profile is None:
+            names = [known for known, found in self.profiles.items() if not found.refused]
             raise InputError.one(
                 "image.unknown-profile",
                 f"no profile {name!r}",
-                f"choose one of: {', '.join(self.profiles)}",
+                f"choose one of: {', '.join(names)}",
             )
         if profile.refused:
             raise InputError.one(

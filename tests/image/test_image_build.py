@@ -257,7 +257,7 @@ def test_a_folder_that_is_no_image_is_not_replaced(made: inputs.Inputs, tmp_path
 
 @pytest.mark.parametrize(
     ("profile", "message"),
-    [("runtime", "cannot be built: compiles at run time"), ("tiny", "choose one of: full")],
+    [("runtime", "cannot be built: compiles at run time"), ("tiny", "choose one of: full\n")],
 )
 def test_profiles_that_cannot_be_built(
     profile: str, message: str, made: inputs.Inputs, tmp_path: Path

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -18,8 +20,8 @@ CONTENT = bytes(range(256)) * 4096 * 5  # more than one chunk
 
 def entry(**changes: object) -> str:
     device: dict[str, object] = {
-        "path": "/dev/sdx", "type": "disk", "size": 64_000_000_000, "model": "Ultra Fit ",
-        "serial": "4C53", "tran": "usb", "ro": False, "mountpoints": [None],
+        "path": "/dev/sdx", "type": "disk", "size": 64_000_000_000, "log-sec": 512,
+        "model": "Ultra Fit ", "serial": "4C53", "tran": "usb", "ro": False, "mountpoints": [None],
     }  # fmt: skip
     return json.dumps({"blockdevices": [{**device, **changes}]})
 
@@ -40,6 +42,7 @@ def test_model_and_size_are_shown() -> None:
         ({"children": [{"mountpoints": ["[SWAP]"]}]}, r"in use: \[SWAP\]"),
         ({"ro": True}, "write-protected"),
         ({"size": 999}, "too small"),
+        ({"log-sec": 4096}, "sectors of 4096 bytes"),
     ],
 )  # fmt: skip
 def test_wrong_disks_are_refused(changes: dict[str, object], message: str) -> None:
@@ -92,6 +95,15 @@ def test_images_that_are_no_raw_images(content: bytes, message: str, tmp_path: P
         disk.image_size(tmp_path / "image")
 
 
+@pytest.mark.parametrize("command", ["write", "compare"])
+def test_a_pipe_is_no_image(command: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "image")
+    argv = ["image", command, str(tmp_path / "image"), str(tmp_path / "device")]
+    done = CliRunner().invoke(cli, argv)
+    assert isinstance(done.exception, InputError)
+    assert "neither a file nor a disk" in str(done.exception)
+
+
 def test_full_device(tmp_path: Path) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("/dev/full does not exist")
@@ -103,7 +115,13 @@ def test_full_device(tmp_path: Path) -> None:
 
 def test_the_command_asks_and_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     image, device = tmp_path / "image.raw", tmp_path / "device"
+    sfdisk = shutil.which("sfdisk", path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
+    if sfdisk is None:
+        pytest.skip("sfdisk is not installed")
     image.write_bytes(CONTENT)
+    table = 'label: gpt\nsize=2MiB, type=uefi, name="spark-esp"\n'
+    subprocess.run([sfdisk, "-q", image], input=table, text=True, check=True)
+    content = image.read_bytes()
     device.write_bytes(b"\xff" * len(CONTENT))
     target = disk.parse(entry(path=str(device)))
     monkeypatch.setattr(disk, "inspect", lambda _: target)
@@ -114,8 +132,8 @@ def test_the_command_asks_and_refuses(tmp_path: Path, monkeypatch: pytest.Monkey
     assert device.read_bytes() == b"\xff" * len(CONTENT)
     done = CliRunner().invoke(cli, [*argv, "--yes"])
     assert done.exit_code == 0
-    assert f"sha256:{hashlib.sha256(CONTENT).hexdigest()}" in done.stdout
-    assert device.read_bytes() == CONTENT
+    assert f"sha256:{hashlib.sha256(content).hexdigest()}" in done.stdout
+    assert device.read_bytes() == content
 
 
 def test_a_file_is_no_disk(tmp_path: Path) -> None:

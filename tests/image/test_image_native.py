@@ -65,12 +65,42 @@ def test_the_compiler_of_the_wheel_runs_once_for_the_same_inputs(tmp_path: Path)
     assert words[:3] == ["c++", "-target", "aarch64-linux-gnu"]
     assert str(project.folder / "src/a.cc") in words
     assert project.build() == library
-    assert project.left() == ["liba.so", "runs"]
+    assert project.left() == ["liba.so", "liba.so.sha256", "runs"]
     (runs,) = project.cache.rglob("runs")
     assert runs.read_text() == "x\n"
     (project.folder / "src" / "a.cc").write_text("int b;\n")
     assert project.build() != library
     assert len(list(project.cache.rglob("liba.so"))) == 2
+
+
+def test_a_header_a_subfolder_and_the_compiler_count(tmp_path: Path) -> None:
+    project = Project(tmp_path, GOOD)
+    header = project.folder / "src" / "inner" / "a.h"
+    header.parent.mkdir()
+    made = {project.build()}
+    for text in ("int a();\n", "int b();\n"):
+        header.write_text(text)
+        made.add(project.build())
+    header.rename(header.with_name("b.h"))
+    made.add(project.build())
+    assert len(made) == 4
+    with zipfile.ZipFile(project.wheel, "a") as archive:
+        archive.writestr("fake/more", "x")
+    digest = hashlib.sha256(project.wheel.read_bytes()).hexdigest()
+    other = project.compiler.model_copy(update={"sha256": digest})
+    assert native.build(project.native, other, project.folder, (), project.store) not in made
+
+
+@pytest.mark.parametrize("damaged", ["liba.so", "liba.so.sha256"])
+def test_a_damaged_library_is_compiled_again(tmp_path: Path, damaged: str) -> None:
+    project = Project(tmp_path, GOOD)
+    library = project.build()
+    library.with_name(damaged).write_bytes(b"\xff")
+    assert project.build() == library
+    assert library.read_text().startswith("c++ -target")
+    assert project.build() == library
+    (runs,) = project.cache.rglob("runs")
+    assert runs.read_text() == "x\nx\n"
 
 
 def test_half_a_library_is_never_used(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import shutil
 import subprocess
@@ -17,7 +19,17 @@ from spark_appliance.image import disk, partitions, personal
 from spark_appliance.image.errors import ImageError
 
 PLAN = Path(__file__).parents[2] / "examples/three-spark-triangle/cluster.lock.json"
-KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ5o you@laptop\n"
+
+
+def public(kind: str, *fields: bytes) -> str:
+    """Return a public key as ssh-keygen writes it, without a comment."""
+    parts = [kind.encode(), *fields]
+    blob = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+    return f"{kind} {base64.b64encode(blob).decode()}"
+
+
+BARE = public("ssh-ed25519", bytes(range(32)))
+KEY = f"{BARE} you@laptop\n"
 MIB = 1 << 20
 ENVIRONMENT = {**os.environ, "MTOOLSRC": "/dev/null", "MTOOLS_SKIP_CHECK": "1"}
 
@@ -87,6 +99,18 @@ def test_files_are_on_the_esp_and_can_be_replaced(image: Path, keys: Path) -> No
         ("# only a comment\n\n", "no key"),
         (f"{KEY}hunter2\n", r"keys\.pub:2:1: error: no public SSH key"),
         ("ssh-ed25519\n", "no public SSH key"),
+        (BARE[:-4], "a part of one"),
+        (BARE[:-2], "a part of one"),
+        (BARE.replace("ssh-ed25519", "ssh-rsa"), "no public SSH key"),
+        (public("ssh-ed25519", bytes(31)), "a part of one"),
+        (public("ssh-rsa", b"\1\0\1"), "a part of one"),
+        ('command="echo ssh-rsa AAAAB3" garbage\n', "no public SSH key"),
+        (f"<RSAKeyValue> {KEY}", "no public SSH key"),
+        (f"192.168.1.11 {KEY}", "no public SSH key"),
+        (f"spark1 {KEY}", "no public SSH key"),
+        (f'from="10.0.0.0/8 {KEY}', "no public SSH key"),
+        (" # only a comment, indented\n", "no key"),
+        (f"# a comment\r{KEY}\rhunter2\r", r":4:1: error: no public SSH key"),
     ],
 )
 def test_what_is_no_public_key(text: str, message: str, tmp_path: Path) -> None:
@@ -100,15 +124,29 @@ def test_what_is_no_public_key(text: str, message: str, tmp_path: Path) -> None:
     [
         KEY,
         f'from="10.0.0.0/8",no-pty {KEY}',
-        "sk-ssh-ed25519@openssh.com AAAAGnNr you\n",
-        "ecdsa-sha2-nistp256 AAAAE2Vj\n",
+        f'restrict,command="echo \\"a b\\" ssh-rsa",No-X11-Forwarding\t{KEY}',
+        public("sk-ssh-ed25519@openssh.com", bytes(32), b"ssh:") + " you\n",
+        public("sk-ecdsa-sha2-nistp256@openssh.com", b"nistp256", bytes(65), b"ssh:"),
+        public("ecdsa-sha2-nistp256", b"nistp256", bytes(65)),
+        public("ssh-rsa", b"\1\0\1", bytes(257)),
+        f"  # mine\n \t\n  {KEY}",
         KEY.replace("\n", "\r\n"),
+        f"# mine\r{KEY.strip()}\r",
+        f"\ufeff{KEY}",
     ],
 )
 def test_public_keys(line: str, tmp_path: Path) -> None:
     (tmp_path / "keys.pub").write_bytes(line.encode())
     (file,) = personal.collect(tmp_path / "keys.pub", None, None)
-    assert file.content == line.replace("\r\n", "\n").encode()
+    wanted = line.replace("\r\n", "\n").replace("\r", "\n").removeprefix("\ufeff")
+    assert file.content == wanted.encode()
+
+
+def test_keys_of_ssh_keygen(tmp_path: Path) -> None:
+    for kind in ("ed25519", "rsa", "ecdsa"):
+        argv = [program("ssh-keygen"), "-q", "-t", kind, "-N", "", "-f", tmp_path / kind]
+        subprocess.run(argv, check=True)
+        assert personal.collect(tmp_path / f"{kind}.pub", None, None)
 
 
 def test_bytes_that_are_no_text(tmp_path: Path) -> None:
@@ -135,6 +173,49 @@ def test_an_image_of_somebody_else(image: Path, tmp_path: Path) -> None:
         partitions.esp(tmp_path / "zeros")
 
 
+def refused(image: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Ask to write an image without options; return why nothing was asked or written."""
+    monkeypatch.setattr(disk, "inspect", lambda _: pytest.fail("too late"))
+    done = CliRunner().invoke(cli, ["image", "write", str(image), str(tmp_path / "device")])
+    assert isinstance(done.exception, ImageError), done.output
+    return str(done.exception)
+
+
+@pytest.mark.parametrize("size", [8 * MIB, 52 * MIB, 53 * MIB, 60 * MIB - 512])
+def test_a_part_of_an_image_is_refused(
+    image: Path, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with image.open("r+b") as file:
+        file.truncate(size)
+    reason = refused(image, tmp_path, monkeypatch)
+    assert "unfinished download" in reason or "only a part of the image" in reason
+
+
+def test_a_foreign_image_and_one_with_more_behind_are_refused(
+    image: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with image.open("r+b") as file:
+        file.truncate(61 * MIB)
+    assert "second partition table" in refused(image, tmp_path, monkeypatch)
+    (tmp_path / "zeros").write_bytes(bytes(MIB))
+    assert "no partition table" in refused(tmp_path / "zeros", tmp_path, monkeypatch)
+
+
+def test_a_partition_that_ends_far_behind_the_file(
+    image: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far = {"start": 2048, "size": 1 << 50, "name": "spark-root"}
+    table = json.dumps({"partitiontable": {"label": "gpt", "partitions": [far]}})
+    monkeypatch.setattr(process, "run", lambda *_, **__: process.Completed((), 0, table, ""))
+    with pytest.raises(ImageError, match="ends at byte 62914560, its partition spark-root at"):
+        partitions.differences(image, image)
+
+
+def test_comparing_stops_where_both_end(image: Path) -> None:
+    with image.open("rb") as a, image.open("rb") as b:
+        assert partitions._differing(a, b, 1 << 60) is None
+
+
 def test_a_full_esp(image: Path) -> None:
     program("mcopy")
     huge = personal.EspFile("spark/huge", bytes(49 * MIB))
@@ -159,7 +240,7 @@ def test_missing_programs_are_told_before_anything_is_written(
 
 def write(image: Path, device: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
     entry = disk.Disk(
-        str(device), "disk", device.stat().st_size, "Ultra Fit", "1", "usb", False, ()
+        str(device), "disk", device.stat().st_size, 512, "Ultra Fit", "1", "usb", False, ()
     )
     monkeypatch.setattr(disk, "inspect", lambda _: entry)
     argv = ["image", "write", str(image), str(device), "--yes", *words]
@@ -222,13 +303,18 @@ def test_equal_and_shorter_images(image: Path, tmp_path: Path) -> None:
         file.truncate(50 * MIB)
     found = partitions.differences(image, other)
     assert [difference.label for difference in found] == ["spark-root", ""]
-    with pytest.raises(InputError, match="cannot read"):
-        partitions.differences(image, tmp_path / "nothing")
+    for pair in ((image, tmp_path / "nothing"), (tmp_path / "nothing", image)):
+        with pytest.raises(InputError, match=r"cannot read .*: No such file"):
+            partitions.differences(*pair)
 
 
 def test_a_disk_that_the_kernel_holds(image: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def busy(*_: object) -> int:
-        raise OSError(16, "Device or resource busy")
+    real = os.open
+
+    def busy(path: Path, flags: int) -> int:
+        if flags & os.O_EXCL:
+            raise OSError(16, "Device or resource busy")
+        return real(path, flags)
 
     monkeypatch.setattr(disk.os, "open", busy)
     with pytest.raises(ImageError, match="in use by the kernel"):

@@ -52,6 +52,55 @@ def test_a_page_without_marks_is_left_alone(built: Path, tmp_path: Path) -> None
     assert page.read_text() == "text\n"
 
 
+def test_a_page_that_is_no_text(built: Path, tmp_path: Path) -> None:
+    page = tmp_path / "digests.md"
+    page.write_bytes(b"\xff\xfe")
+    with pytest.raises(InputError, match=r"digests\.md: error: no UTF-8 text"):
+        publish.write(page, [publish.read(built)])
+    assert page.read_bytes() == b"\xff\xfe"
+
+
+@pytest.mark.parametrize(
+    ("history", "names"),
+    [
+        ([{"created_by": "make a"}, {"created_by": "CMD x", "empty_layer": True}, {}], ["a", "-"]),
+        ([{"created_by": ""}, {"created_by": "b"}], ["-", "b"]),
+        ([{"created_by": "make a"}], ["-", "-"]),
+        (None, ["-", "-"]),
+    ],
+)
+def test_images_of_others(history: object, names: list[str], tmp_path: Path) -> None:
+    layout = oci.Layout(tmp_path)
+    layout.create()
+    config = {} if history is None else {"history": history}
+    image = oci.write_image(
+        layout, config=config, layers=[layout.put(b"1"), layout.put(b"22")], reference="x:1-full",
+        sbom=b"{}", variant="v8", architecture="arm64",
+    )  # fmt: skip
+    read = publish.read(tmp_path)
+    assert read.layers == tuple(zip(names, image.layers, (1, 2), strict=True))
+
+
+def test_a_config_that_is_none(tmp_path: Path) -> None:
+    layout = oci.Layout(tmp_path)
+    layout.create()
+    oci.write_image(
+        layout, config={"history": ["a"]}, layers=[layout.put(b"1")], reference="x:1-full",
+        sbom=b"{}", variant="v8", architecture="arm64",
+    )  # fmt: skip
+    with pytest.raises(InputError, match="not as OCI's image-spec"):
+        publish.read(tmp_path)
+
+
+@pytest.mark.parametrize("command", ["digests", "check"])
+def test_a_folder_without_an_image(command: str, tmp_path: Path) -> None:
+    done = CliRunner().invoke(cli, ["image", command, str(tmp_path)])
+    assert isinstance(done.exception, InputError)
+    text = str(done.exception)
+    assert text.startswith(f"{tmp_path}: error: no image in this folder")
+    assert "remedy: make one: spark-appliance image build -o DIR" in text
+
+
 def test_the_committed_page_has_the_marks() -> None:
     text = (Path(__file__).parents[2] / "docs" / "digests.md").read_text()
     assert text.index(publish.BEGIN) < text.index(publish.END)

@@ -443,6 +443,7 @@ lib.mapAttrs (_: evaluate) {
       root = config.fileSystems."/".device;
       passwords = config.services.openssh.settings.PasswordAuthentication;
       keys = unit config "spark-authorized-keys.service";
+      keyFiles = config.services.openssh.authorizedKeysFiles;
     };
   };
   image-engram-of-the-plan = {

@@ -228,7 +228,11 @@ def test_image(cases: Any) -> None:
     assert value["partitions"]["30-engram"]["Label"] == "spark-engram"
     assert value["root"] == "/dev/disk/by-partlabel/spark-root"
     assert value["passwords"] is False
-    assert "/boot/spark/authorized_keys" in value["keys"]
+    assert "ConditionFileNotEmpty=/boot/spark/authorized_keys\n" in value["keys"]
+    assert " /boot/spark/authorized_keys /run/spark-keys/root\n" in value["keys"]
+    # what ssh-copy-id added stays, and counts
+    assert "/root/.ssh" not in value["keys"]
+    assert {"/run/spark-keys/%u", "%h/.ssh/authorized_keys"} <= set(value["keyFiles"])
     assert value["partitions"]["10-esp"]["SizeMaxBytes"] == "1G"
     assert value["partitions"]["20-root"]["Type"] == "root-arm64"
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from spark_appliance import lockfile
-from spark_appliance.errors import InputError, OperationError
+from spark_appliance.errors import InputError, Location, OperationError
 from spark_appliance.fleet.crew import Crew, FleetError
 from spark_appliance.fleet.evidence import RunFolder
 from spark_appliance.fleet.install import Installer, real_root
@@ -298,7 +298,7 @@ class Rollout:
         """Take the last rollout back, finished or not.
 
         Raises:
-            InputError: when there is none.
+            InputError: when there is none, or it was of other nodes; nothing is stopped then.
             FleetError: naming each node that could not be taken back; the command may be
                 repeated.
         """
@@ -315,6 +315,7 @@ class Rollout:
         if state is None:
             raise RolloutError(f"{self.state_file} is gone: look with spark-appliance status")
         nodes, done = state.nodes, state.phase == "done"
+        self._same_nodes(state)
         if any(node.system == "nixos" for node in nodes.values()):
             self._nixos()  # refuses before anything is stopped
         failures: dict[str, OperationError] = {}
@@ -341,6 +342,21 @@ class Rollout:
             )
         )
         return state
+
+    def _same_nodes(self, state: RolloutState) -> None:
+        here, there = {remote.name for remote in self.crew}, set(state.nodes)
+        parts = [
+            f"{', '.join(sorted(names))} only in {where}"
+            for names, where in ((there - here, "the rollout"), (here - there, "the plan"))
+            if names
+        ]
+        if parts:
+            raise InputError.one(
+                "rollout.other-nodes",
+                f"the rollout was of other nodes than the plan has: {'; '.join(parts)}",
+                "use the cluster file of that rollout",
+                Location(str(self.state_file)),
+            )
 
     def _back(self, remote: Remote, node: NodeState) -> None:
         if node.system == "nixos":

@@ -6,7 +6,7 @@ import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from fleet_world import World, make_plan
@@ -17,7 +17,7 @@ from spark_appliance.fleet.crew import Crew
 from spark_appliance.fleet.install import Installer
 from spark_appliance.fleet.remote import Rehearsal, Remote, StepError
 from spark_appliance.fleet.rollout import Rollout, RolloutError
-from spark_appliance.fleet.rolloutstate import read
+from spark_appliance.fleet.rolloutstate import NodeState, RolloutState, read, write
 from spark_appliance.fleet.serve import Start
 from spark_appliance.model.plan import Plan
 
@@ -353,6 +353,66 @@ def test_a_damaged_state_file_is_named(old: World) -> None:
     (old.base / "rollout.json").write_text("{")
     with pytest.raises(InputError, match="state cannot be read"):
         rollout_of(old, new_plan()).run()
+
+
+NODE = {"system": "dgx-os", "old": "1", "new": "", "touched": False}
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"phase": "bogus", "nodes": {}}, "no phase: 'bogus'"),
+        ({"phase": ["done"]}, "no phase"),
+        ({"nodes": {}}, "no state of the canary: 'spark3'"),
+        ({"nodes": {"spark3": {**NODE, "system": "bsd"}}}, "no state of a node: spark3"),
+        ({"nodes": {"spark3": {**NODE, "old": 1}}}, "no state of a node: spark3"),
+        ({"nodes": {"spark3": {**NODE, "touched": "no"}}}, "no state of a node: spark3"),
+        ({"nodes": {"spark3": None}}, "argument after"),
+        ({"nodes": []}, "has no attribute"),
+        ({"more": 1}, "unexpected keyword"),
+    ],
+)
+def test_a_state_that_cannot_be_is_refused(
+    tmp_path: Path, changed: dict[str, Any], said: str
+) -> None:
+    path = tmp_path / "rollout.json"
+    good = {"version": 1, "plan_sha256": "0", "canary": "spark3", "phase": "done"}
+    path.write_text(json.dumps(good | {"nodes": {"spark3": NODE}}))
+    assert read(path) is not None
+    path.write_text(json.dumps(good | {"nodes": {"spark3": NODE}} | changed))
+    with pytest.raises(InputError, match=said):
+        read(path)
+
+
+def stopped_nodes(world: World) -> list[str]:
+    return [n for n in NAMES if any(c.startswith("systemctl stop") for c in world.calls(n))]
+
+
+def state_of(*names: str, system: Literal["nixos", "dgx-os"] = "dgx-os") -> RolloutState:
+    nodes = {name: NodeState(system, "1", "2", touched=True) for name in names}
+    return RolloutState("0" * 64, names[0], "done", nodes)
+
+
+def test_a_rollback_with_other_nodes_stops_nothing(old: World) -> None:
+    write(old.base / "rollout.json", state_of("spark1", "spark2", "spark9"))
+    with pytest.raises(InputError) as caught:
+        rollout_of(old, new_plan()).rollback()
+    assert "spark9 only in the rollout; spark3 only in the plan" in str(caught.value)
+    assert "remedy: use the cluster file of that rollout" in str(caught.value)
+    assert stopped_nodes(old) == []
+
+
+def test_a_rollback_of_nixos_nodes_without_a_flake_stops_nothing(old: World) -> None:
+    path = Path(__file__).resolve().parents[2] / "examples/three-spark-triangle"
+    plan = lockfile.load(path / "cluster.lock.json")
+    before = old.ssh_log()
+    write(old.base / "rollout.json", state_of(*NAMES, system="nixos"))
+    with pytest.raises(InputError, match="give it with --flake"):
+        rollout_of(old, plan).rollback()
+    write(old.base / "rollout.json", state_of("spark1", "spark2", system="nixos"))
+    with pytest.raises(InputError, match="spark3 only in the plan"):
+        rollout_of(old, plan, flake=".").rollback()
+    assert old.ssh_log() == before
 
 
 def test_a_dry_run_names_every_command_in_order_and_runs_none(old: World) -> None:

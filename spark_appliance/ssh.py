@@ -90,8 +90,9 @@ class Host:
     ``destination`` is what a user types after ``ssh``: an alias from their configuration,
     ``user@host`` or ``ssh://user@host:port``. ``options`` are further ``Name=value`` settings,
     one ``-o`` each. Without ``shared`` every command makes a connection of its own: proof that
-    the node can still be reached. Raises InputError for a destination that is not one, or for
-    options that would switch host key checks or batch mode off.
+    the node can still be reached. Raises InputError for a destination that is not one, for
+    options that would switch host key checks or batch mode off, or for a SPARK_SSH_CONFIG that
+    is no file.
     """
 
     destination: str
@@ -106,6 +107,7 @@ class Host:
                 f"{self.destination!r} is not an SSH destination",
                 "write user@host, an alias from ~/.ssh/config, or ssh://user@host:port",
             )
+        config_options()  # a wrong one is refused before anything runs
         for option in self.options:
             if _WEAKENING.fullmatch(option.strip()):
                 raise InputError.one(
@@ -185,9 +187,38 @@ def config_options(environ: Mapping[str, str] = os.environ) -> list[str]:
     """Return ``-F FILE`` when ``SPARK_SSH_CONFIG`` names another configuration than the user's.
 
     OpenSSH has no variable for that, and takes the home directory from the user database.
+    Raises InputError when it is no file that can be read.
     """
-    path = environ.get(CONFIG_VARIABLE, "")
-    return ["-F", path] if path else []
+    value = environ.get(CONFIG_VARIABLE, "")
+    if not value:
+        return []
+    try:
+        path = Path(value).expanduser().absolute()
+    except RuntimeError:  # ~NAME of nobody
+        path = Path(value)
+    if not path.is_file() or not os.access(path, os.R_OK):
+        raise InputError.one(
+            "ssh.config",
+            f"{CONFIG_VARIABLE}={value}: there is no such file, or it cannot be read",
+            f"set {CONFIG_VARIABLE} to an OpenSSH configuration file, or unset it",
+        )
+    return ["-F", str(path)]
+
+
+def nix_options(environ: Mapping[str, str] = os.environ) -> str:
+    """Return ``NIX_SSHOPTS`` for a program of Nix: the same configuration, and no prompts.
+
+    What the user has in ``NIX_SSHOPTS`` follows. Raises InputError for a configuration file that
+    Nix would take apart: older versions split the variable at blanks, whatever the quotes.
+    """
+    words = config_options(environ)
+    if words and not re.fullmatch(r"[A-Za-z0-9_./+,:@%=-]+", words[1]):
+        raise InputError.one(
+            "ssh.config-for-nix",
+            f"{CONFIG_VARIABLE}={words[1]}: Nix cannot be given this path",
+            "choose a path without blanks and special characters",
+        )
+    return " ".join([*words, "-o BatchMode=yes", environ.get("NIX_SSHOPTS", "")]).strip()
 
 
 def runtime_dir(environ: Mapping[str, str] = os.environ) -> Path:

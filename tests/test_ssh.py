@@ -78,12 +78,38 @@ def test_exact_command_line(runtime):
 
 
 @pytest.mark.usefixtures("runtime")
-def test_another_configuration_file(monkeypatch):
-    monkeypatch.setenv("SPARK_SSH_CONFIG", "/lab/ssh config")
-    argv = ssh.Host("spark1").argv(["true"])
-    assert argv[:4] == ["ssh", "-T", "-F", "/lab/ssh config"]
+def test_another_configuration_file(tmp_path, monkeypatch):
+    path = tmp_path / "ssh config"
+    path.touch()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for value in (str(path), "~/ssh config", "ssh config"):
+        monkeypatch.setenv("SPARK_SSH_CONFIG", value)
+        argv = ssh.Host("spark1").argv(["true"])
+        assert argv[:4] == ["ssh", "-T", "-F", str(path)]
     monkeypatch.setenv("SPARK_SSH_CONFIG", "")
     assert "-F" not in ssh.Host("spark1").argv(["true"])
+
+
+@pytest.mark.parametrize("value", ["/nowhere/config", "/", "~nobody-at-all/config"])
+def test_a_configuration_that_is_no_file_is_refused_at_once(monkeypatch, value):
+    monkeypatch.setenv("SPARK_SSH_CONFIG", value)
+    with pytest.raises(InputError, match=f"SPARK_SSH_CONFIG={value}: there is no such file"):
+        ssh.Host("spark1")
+
+
+def test_nix_gets_the_same_configuration(tmp_path):
+    path = tmp_path / "config"
+    path.touch()
+    environ = {"SPARK_SSH_CONFIG": str(path)}
+    assert ssh.nix_options(environ) == f"-F {path} -o BatchMode=yes"
+    more = {**environ, "NIX_SSHOPTS": "-p 2222"}
+    assert ssh.nix_options(more) == f"-F {path} -o BatchMode=yes -p 2222"
+    assert ssh.nix_options({}) == "-o BatchMode=yes"
+    for name in ("a b", "a'b", "a$b"):
+        (tmp_path / name).touch()
+        with pytest.raises(InputError, match="choose a path without blanks"):
+            ssh.nix_options({"SPARK_SSH_CONFIG": str(tmp_path / name)})
 
 
 @pytest.mark.usefixtures("runtime")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from spark_appliance import process
 from spark_appliance.fleet.crew import Crew
@@ -22,21 +22,23 @@ def run_local(
     *,
     seconds: float,
     rehearsed: str = "",
+    env: Mapping[str, str] | None = None,
 ) -> str:
-    """Run a program here and return its output.
+    """Run a program here and return its output; ``env`` is added to the environment.
 
     Raises:
         StepError: when it fails or does not end in time.
     """
+    shown = ["env", *(f"{name}={value}" for name, value in env.items()), *argv] if env else argv
     if crew.rehearsal is not None:
-        crew.rehearsal.add(HERE, step, argv, None)
+        crew.rehearsal.add(HERE, step, shown, None)
         return rehearsed
     started, clock = time.time(), time.monotonic()
     error: ProcessError | None = None
     status: int | None = None
     stdout = stderr = ""
     try:
-        done = process.run(argv, timeout=seconds)
+        done = process.run(argv, timeout=seconds, env=env)
         status, stdout, stderr = done.returncode, done.stdout, done.stderr
     except FailedError as failed:
         error = failed
@@ -47,7 +49,7 @@ def run_local(
     if evidence is not None:
         seconds_taken = time.monotonic() - clock
         evidence.add(
-            Record(HERE, step, tuple(argv), started, seconds_taken, status, stdout, stderr)
+            Record(HERE, step, tuple(shown), started, seconds_taken, status, stdout, stderr)
         )
     if error is not None:
         lines = [line for line in stderr.splitlines() if line.strip()] or [str(error)]

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from spark_appliance import ssh
 from spark_appliance.fleet import nixossteps
 from spark_appliance.fleet.crew import Crew
 from spark_appliance.fleet.evidence import RunFolder
@@ -39,7 +40,9 @@ class Nixos:
 
         Raises:
             StepError: with nix's last line.
+            InputError: when ``copy`` could not be given the SSH configuration.
         """
+        ssh.nix_options()  # refuses before hours of building
         paths = {}
         for remote in self.crew:
             self.crew.board.work(remote.name, "building")
@@ -66,14 +69,21 @@ class Nixos:
 
         Raises:
             FleetError: naming each node that failed.
+            InputError: when SPARK_SSH_CONFIG cannot be given to Nix.
         """
+        env = {"NIX_SSHOPTS": ssh.nix_options()}
 
         def work(remote: Remote) -> None:
             self.crew.board.work(remote.name, "copying")
             argv = ["nix", "--extra-experimental-features", "nix-command", "copy"]
             argv += ["--to", f"ssh-ng://{remote.host.destination}", "--", paths[remote.name]]
             run_local(
-                self.crew, self.evidence, f"copy to {remote.name}", argv, seconds=COPY_SECONDS
+                self.crew,
+                self.evidence,
+                f"copy to {remote.name}",
+                argv,
+                seconds=COPY_SECONDS,
+                env=env,
             )
             self.crew.board.done(remote.name, "copied")
 

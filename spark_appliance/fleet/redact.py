@@ -8,10 +8,17 @@ from __future__ import annotations
 
 import re
 
+# a closing quote or bracket may be cut off
+_STRING = r"""'(?:[^'\\\n]|\\.)*'?|"(?:[^"\\\n]|\\.)*"?"""
+_LIST = rf"""\[(?:{_STRING}|[^\]'"])*\]?"""
 _NAMED = re.compile(
-    r"""((?:admin_)?api[_-]key['"]?\s*[:=]\s*)(?:'[^']*'|"[^"]*"|(?!None\b)[^\s,'"})]+)"""
+    r"""((?:admin_)?api[_-]?keys?['"]?\s*[:=]\s*(?:Some\(\s*)?)"""
+    rf"""(?:{_STRING}|{_LIST}|(?!None\b)(?:[^\s,'"}})\\]|\\.)+)"""
 )
-_OPTION = re.compile(r"""(--(?:admin-)?api-key(?:['"]?\s*,\s*['"]|[=\s]+['"]?))[^\s'",]+""")
+_OPTION = re.compile(
+    rf"""(--(?:admin-)?api-key(?:['"]?\s*,\s*|[=\s]+))"""
+    rf"""(?:{_STRING}|(?!None\b)(?:[^\s'",\\]|\\.)+)"""
+)
 _BEARER = re.compile(r"(Bearer\s+)[A-Za-z0-9._~+/=-]+")
 
 

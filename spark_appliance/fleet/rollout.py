@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from spark_appliance import lockfile
-from spark_appliance.errors import InputError, OperationError
+from spark_appliance.errors import InputError, Location, OperationError
 from spark_appliance.fleet.crew import Crew, FleetError
 from spark_appliance.fleet.evidence import RunFolder
 from spark_appliance.fleet.install import Installer, real_root
@@ -74,9 +74,11 @@ class Rollout:
             InputError: when an unfinished rollout is in the way, or there is none to resume.
             RolloutError: when it failed and the nodes were returned.
         """
-        state = self._begin(canary, resume=resume)
-        if state.phase == "confirming" and self._all_new(state):
-            return self._confirm(state)
+        old = self._interrupted(resume=resume)
+        # first of all: the nodes' timers run
+        if old is not None and old.phase == "confirming" and self._all_new(old):
+            return self._confirm(old)
+        state = self._begin(canary, old)
         try:
             state = self._stop(state)
             with self._winding(lambda: state):
@@ -89,7 +91,8 @@ class Rollout:
             raise RolloutError(self._after_failure(error)) from None
         return self._confirm(state)
 
-    def _begin(self, canary: str | None, *, resume: bool) -> RolloutState:
+    def _interrupted(self, *, resume: bool) -> RolloutState | None:
+        """Return what is to be resumed."""
         old = None if self._dry else read(self.state_file)
         if old is not None and old.unfinished and not resume:
             raise InputError.one(
@@ -98,7 +101,6 @@ class Rollout:
                 "go on with spark-appliance rollout --resume, or take it back with "
                 "spark-appliance rollback",
             )
-        wanted = lockfile.sha256(self.crew.plan)
         if resume:
             if old is None or not old.unfinished:
                 raise InputError.one(
@@ -106,14 +108,18 @@ class Rollout:
                     "no rollout was interrupted",
                     "start one: spark-appliance rollout",
                 )
-            if old.plan_sha256 != wanted:
+            if old.plan_sha256 != lockfile.sha256(self.crew.plan):
                 raise InputError.one(
                     "rollout.other-plan",
                     "the interrupted rollout was of another plan",
                     "take it back with spark-appliance rollback, then roll this one out",
                 )
+            return old
+        return None
+
+    def _begin(self, canary: str | None, old: RolloutState | None) -> RolloutState:
         self._prepare()
-        if resume and old is not None:
+        if old is not None:
             self.paths = {
                 name: node.new for name, node in old.nodes.items() if node.system == "nixos"
             } | self.paths
@@ -128,7 +134,7 @@ class Rollout:
                 f"use one of {', '.join(names)}",
             )
         nodes = self.crew.each(self._node_state)
-        return self._save(RolloutState(wanted, chosen, "prepared", nodes))
+        return self._save(RolloutState(lockfile.sha256(self.crew.plan), chosen, "prepared", nodes))
 
     def _prepare(self) -> None:
         nixos, dgx = self._of("nixos"), self._of("dgx-os")
@@ -298,7 +304,7 @@ class Rollout:
         """Take the last rollout back, finished or not.
 
         Raises:
-            InputError: when there is none.
+            InputError: when there is none, or it was of other nodes; nothing is stopped then.
             FleetError: naming each node that could not be taken back; the command may be
                 repeated.
         """
@@ -315,6 +321,7 @@ class Rollout:
         if state is None:
             raise RolloutError(f"{self.state_file} is gone: look with spark-appliance status")
         nodes, done = state.nodes, state.phase == "done"
+        self._same_nodes(state)
         if any(node.system == "nixos" for node in nodes.values()):
             self._nixos()  # refuses before anything is stopped
         failures: dict[str, OperationError] = {}
@@ -341,6 +348,21 @@ class Rollout:
             )
         )
         return state
+
+    def _same_nodes(self, state: RolloutState) -> None:
+        here, there = {remote.name for remote in self.crew}, set(state.nodes)
+        parts = [
+            f"{', '.join(sorted(names))} only in {where}"
+            for names, where in ((there - here, "the rollout"), (here - there, "the plan"))
+            if names
+        ]
+        if parts:
+            raise InputError.one(
+                "rollout.other-nodes",
+                f"the rollout was of other nodes than the plan has: {'; '.join(parts)}",
+                "use the cluster file of that rollout",
+                Location(str(self.state_file)),
+            )
 
     def _back(self, remote: Remote, node: NodeState) -> None:
         if node.system == "nixos":

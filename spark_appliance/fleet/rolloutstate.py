@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from spark_appliance import lockfile
 from spark_appliance.errors import InputError, Location, OperationError
@@ -16,6 +16,8 @@ Phase = Literal[
     "prepared", "stopping", "canary", "rest", "serving", "confirming", "done", "returned"
 ]
 """In this order; ``returned``: every node is back at what it had."""
+
+System = Literal["nixos", "dgx-os"]
 
 FINISHED: Final = ("done", "returned")
 
@@ -28,7 +30,7 @@ class NodeState:
     is known once it is applied. ``touched``: the new one may be active there.
     """
 
-    system: Literal["nixos", "dgx-os"]
+    system: System
     old: str
     new: str
     touched: bool = False
@@ -88,7 +90,7 @@ def read(path: Path) -> RolloutState | None:
         if data.pop("version") != STATE_VERSION:
             raise ValueError("another version")
         nodes = {name: NodeState(**node) for name, node in data.pop("nodes").items()}
-        return RolloutState(nodes=nodes, **data)
+        return _checked(RolloutState(nodes=nodes, **data))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -98,3 +100,17 @@ def read(path: Path) -> RolloutState | None:
             "look at the nodes with spark-appliance status, then remove the file",
             Location(str(path)),
         ) from None
+
+
+def _checked(state: RolloutState) -> RolloutState:
+    if state.phase not in get_args(Phase):
+        raise ValueError(f"no phase: {state.phase!r}")
+    if not isinstance(state.plan_sha256, str):
+        raise ValueError("plan_sha256 is no text")
+    for name, node in state.nodes.items():
+        texts = isinstance(node.old, str) and isinstance(node.new, str)
+        if node.system not in get_args(System) or not texts or not isinstance(node.touched, bool):
+            raise ValueError(f"no state of a node: {name}")
+    if state.canary not in state.nodes:
+        raise ValueError(f"no state of the canary: {state.canary!r}")
+    return state

@@ -88,7 +88,19 @@ def _host(value: str) -> str:
 def _mac(value: str) -> str:
     if not re.fullmatch(r"[0-9A-Fa-f]{2}([:-][0-9A-Fa-f]{2}){5}", value):
         raise ValueError("must be a MAC address such as 4c:bb:47:00:00:01, in quotes")
-    return value.lower().replace("-", ":")
+    mac = value.lower().replace("-", ":")
+    if mac in ("00:00:00:00:00:00", "ff:ff:ff:ff:ff:ff"):
+        raise ValueError("is no machine's MAC address; take it from the node's ip link")
+    return mac
+
+
+def _serial(value: str) -> str:
+    # what firmware without a number says (node/identity.py)
+    if value.lower() in ("0", "none"):
+        raise ValueError(
+            "is what a machine without a serial number says; leave it out and give mac instead"
+        )
+    return value
 
 
 _SYSTEM_DIRECTORIES = frozenset(
@@ -235,7 +247,7 @@ class Node(_Model):
         "enP7s7",
         description="Netdev of the management network: bootstrap traffic of NCCL and Gloo.",
     )
-    serial: str | None = Field(
+    serial: Annotated[str, AfterValidator(_serial)] | None = Field(
         None,
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
         description="Serial number of the machine (/sys/class/dmi/id/product_serial), by which a "

@@ -175,9 +175,35 @@ class Identity:
     def _by_name(self, nodes: list[View], name: str, path: Path) -> View:
         for node in nodes:
             if node.text("name") == name:
+                self._compare(node, nodes)
                 return node
         names = ", ".join(node.text("name") for node in nodes)
         raise NodeError(f"{self.esp / ESP_NODE}: {path} has no node {name!r}; it has {names}")
+
+    def _compare(self, node: View, nodes: list[View]) -> None:
+        """Warn when the plan says by numbers that this machine is another node."""
+        machine, name = look(self.root), node.text("name")
+        serial = _text(node, "serial")
+        try:
+            other = choose(nodes, machine)
+        except NodeError as error:
+            says = str(error)
+        else:
+            if other is not None and other.text("name") != name:
+                says = f"this machine ({machine}) is {other.text('name')} by the plan"
+            elif serial and machine.serial and serial != machine.serial:
+                says = f"this machine ({machine}) is not {name} by the plan: serial {serial}"
+            elif not serial and _text(node, "mac") and _text(node, "mac") not in machine.macs:
+                says = (
+                    f"this machine ({machine}) has no card of {name} by the plan: MAC address "
+                    f"{_text(node, 'mac')} (its driver may not be loaded yet)"
+                )
+            else:
+                return
+        self.journal.warning(
+            f"{self.esp / ESP_NODE} says {name}, and {name} it becomes, but {says}; correct or "
+            "remove that file, or correct the cluster file, then reboot"
+        )
 
     def _by_machine(self, nodes: list[View], path: Path) -> View:
         end = self.clock.now() + LONGEST_WAIT

@@ -218,7 +218,7 @@ def read_key(context: NodeContext, environment: Mapping[str, str]) -> str:
     """Return the API key out of the unit's credential.
 
     Raises:
-        NodeError: when the unit has no credential or it is not one line of text.
+        NodeError: when the unit has no credential, it is not one line of text, or begins with -.
     """
     source = context.plan.view("api").optional_text("key_file")
     folder = environment.get("CREDENTIALS_DIRECTORY")
@@ -236,6 +236,12 @@ def read_key(context: NodeContext, environment: Mapping[str, str]) -> str:
     if not key or len(key) > MAX_KEY or not key.isprintable() or not key.isascii():
         raise NodeError(
             f"the API key in {source} must be one line of 1 to {MAX_KEY} printable ASCII characters"
+        )
+    if key.startswith("-"):
+        # SGLang makes "--api-key KEY", two words, out of its config file
+        raise NodeError(
+            f"the API key in {source} begins with '-', which the engine takes for an option; "
+            "write another key there, for example of openssl rand -hex 32"
         )
     return key
 

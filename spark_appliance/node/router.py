@@ -19,7 +19,7 @@ folder = os.environ.get("CREDENTIALS_DIRECTORY")
 path = os.path.join(folder, "api-key") if folder else ""
 if os.path.exists(path):
     with open(path) as file:
-        words += ["--api-key", file.read().strip()]
+        words += ["--api-key=" + file.read().strip()]
 launch_router(parse_router_args(words))
 """
 

@@ -65,9 +65,10 @@ _PRIVATE: Final[Mapping[str, str]] = {
 }
 """Holds for every service here, the engine included."""
 
-KEY_IN_LOG: Final = """~api[_-]key['"]?[:=] ?(Some[(])?['"]"""
+KEY_IN_LOG: Final = """~api[_-]?keys?['"]? *[:=,] *(Some)?[([ ]*['"]"""
 """Messages that systemd (253 or newer) drops: sglang 0.5.23 logs its resolved arguments, the key in
-clear text among them (srt/entrypoints/engine.py:1185); the router does so in Rust's notation."""
+clear text among them (srt/entrypoints/engine.py:1185); the router does so in Rust's notation.
+No backslash: systemd would unescape it."""
 
 _PROGRAM: Final[Mapping[str, str]] = {
     **_PRIVATE,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from fleet_world import World, make_plan
@@ -15,9 +16,10 @@ from spark_appliance import lockfile
 from spark_appliance.errors import InputError, OperationError
 from spark_appliance.fleet.crew import Crew
 from spark_appliance.fleet.install import Installer
+from spark_appliance.fleet.nixos import Nixos
 from spark_appliance.fleet.remote import Rehearsal, Remote, StepError
 from spark_appliance.fleet.rollout import Rollout, RolloutError
-from spark_appliance.fleet.rolloutstate import read
+from spark_appliance.fleet.rolloutstate import NodeState, RolloutState, read, write
 from spark_appliance.fleet.serve import Start
 from spark_appliance.model.plan import Plan
 
@@ -274,7 +276,10 @@ def test_a_confirmation_that_was_cut_off_is_finished_without_a_new_start(
             rollout_of(old, new_plan()).run()
     assert confirmed(old) == [True, False, True]
     old.forget()
-    rollout_of(old, new_plan(), start=fail_start).run(resume=True)
+    with monkeypatch.context() as patch:
+        # the timers run: nothing is built or copied again
+        interrupt_at(patch, "_prepare", 0)
+        rollout_of(old, new_plan(), start=fail_start).run(resume=True)
     assert confirmed(old) == [True] * 3
     assert ports(old) == [9000] * 3
 
@@ -355,6 +360,66 @@ def test_a_damaged_state_file_is_named(old: World) -> None:
         rollout_of(old, new_plan()).run()
 
 
+NODE = {"system": "dgx-os", "old": "1", "new": "", "touched": False}
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"phase": "bogus", "nodes": {}}, "no phase: 'bogus'"),
+        ({"phase": ["done"]}, "no phase"),
+        ({"nodes": {}}, "no state of the canary: 'spark3'"),
+        ({"nodes": {"spark3": {**NODE, "system": "bsd"}}}, "no state of a node: spark3"),
+        ({"nodes": {"spark3": {**NODE, "old": 1}}}, "no state of a node: spark3"),
+        ({"nodes": {"spark3": {**NODE, "touched": "no"}}}, "no state of a node: spark3"),
+        ({"nodes": {"spark3": None}}, "argument after"),
+        ({"nodes": []}, "has no attribute"),
+        ({"more": 1}, "unexpected keyword"),
+    ],
+)
+def test_a_state_that_cannot_be_is_refused(
+    tmp_path: Path, changed: dict[str, Any], said: str
+) -> None:
+    path = tmp_path / "rollout.json"
+    good = {"version": 1, "plan_sha256": "0", "canary": "spark3", "phase": "done"}
+    path.write_text(json.dumps(good | {"nodes": {"spark3": NODE}}))
+    assert read(path) is not None
+    path.write_text(json.dumps(good | {"nodes": {"spark3": NODE}} | changed))
+    with pytest.raises(InputError, match=said):
+        read(path)
+
+
+def stopped_nodes(world: World) -> list[str]:
+    return [n for n in NAMES if any(c.startswith("systemctl stop") for c in world.calls(n))]
+
+
+def state_of(*names: str, system: Literal["nixos", "dgx-os"] = "dgx-os") -> RolloutState:
+    nodes = {name: NodeState(system, "1", "2", touched=True) for name in names}
+    return RolloutState("0" * 64, names[0], "done", nodes)
+
+
+def test_a_rollback_with_other_nodes_stops_nothing(old: World) -> None:
+    write(old.base / "rollout.json", state_of("spark1", "spark2", "spark9"))
+    with pytest.raises(InputError) as caught:
+        rollout_of(old, new_plan()).rollback()
+    assert "spark9 only in the rollout; spark3 only in the plan" in str(caught.value)
+    assert "remedy: use the cluster file of that rollout" in str(caught.value)
+    assert stopped_nodes(old) == []
+
+
+def test_a_rollback_of_nixos_nodes_without_a_flake_stops_nothing(old: World) -> None:
+    path = Path(__file__).resolve().parents[2] / "examples/three-spark-triangle"
+    plan = lockfile.load(path / "cluster.lock.json")
+    before = old.ssh_log()
+    write(old.base / "rollout.json", state_of(*NAMES, system="nixos"))
+    with pytest.raises(InputError, match="give it with --flake"):
+        rollout_of(old, plan).rollback()
+    write(old.base / "rollout.json", state_of("spark1", "spark2", system="nixos"))
+    with pytest.raises(InputError, match="spark3 only in the plan"):
+        rollout_of(old, plan, flake=".").rollback()
+    assert old.ssh_log() == before
+
+
 def test_a_dry_run_names_every_command_in_order_and_runs_none(old: World) -> None:
     rehearsal = Rehearsal()
     before = old.ssh_log()
@@ -374,7 +439,13 @@ def test_a_dry_run_names_every_command_in_order_and_runs_none(old: World) -> Non
     assert all(text is not None and "apply --return-after 600" in text for text in applied)
 
 
-def test_a_dry_run_for_nixos_has_the_flake_s_commands(world: World) -> None:
+def test_a_dry_run_for_nixos_has_the_flake_s_commands(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = world.base / "ssh_config"
+    config.touch()
+    monkeypatch.setenv("SPARK_SSH_CONFIG", str(config))
+    monkeypatch.delenv("NIX_SSHOPTS", raising=False)
     path = Path(__file__).resolve().parents[2] / "examples/three-spark-triangle"
     plan = lockfile.load(path / "cluster.lock.json")
     assert [node.system for node in plan.nodes] == ["nixos"] * 3
@@ -385,8 +456,28 @@ def test_a_dry_run_for_nixos_has_the_flake_s_commands(world: World) -> None:
         *(f"control: build {name}" for name in NAMES),
         *(f"control: copy to {name}" for name in NAMES),
     ]
+    copies = [argv for _, step, argv, _ in rehearsal.commands if step.startswith("copy to")]
+    assert [argv[:3] for argv in copies] == [
+        ("env", f"NIX_SSHOPTS=-F {config} -o BatchMode=yes", "nix")
+    ] * 3
     armed, tested = steps.index("spark3: arm the return"), steps.index("spark3: activate")
     assert armed < tested < steps.index("spark1: arm the return")
     assert steps[-3:] == ["spark1: keep", "spark2: keep", "spark3: keep"]
     with pytest.raises(InputError, match="give it with --flake"):
         rollout_of(world, plan, rehearsal=Rehearsal()).run()
+
+
+def test_nix_copy_runs_with_the_configuration(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = world.base / "nix-bin/nix"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nprintf "%s\\n" "$NIX_SSHOPTS" >> {world.base}/nix-options\n')
+    program.chmod(0o755)
+    config = world.base / "ssh_config"
+    config.touch()
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("SPARK_SSH_CONFIG", str(config))
+    monkeypatch.delenv("NIX_SSHOPTS", raising=False)
+    Nixos(world.crew().only(["spark1"]), ".").copy({"spark1": "/nix/store/x"})
+    assert (world.base / "nix-options").read_text() == f"-F {config} -o BatchMode=yes\n"

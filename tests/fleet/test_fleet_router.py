@@ -96,6 +96,33 @@ def test_only_the_head_becomes_the_router(tmp_path: Path) -> None:
         router_argv(read_context(path, "spark2", tmp_path), "/python")
 
 
+@pytest.mark.parametrize("key", ["k-1", "-k", "--port=1"])
+def test_the_key_is_one_word_with_its_option(tmp_path: Path, key: str) -> None:
+    package = tmp_path / "sglang_router"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "launch_router.py").write_text(
+        "import argparse\n"
+        "def parse_router_args(words):\n"
+        "    parser = argparse.ArgumentParser()\n"
+        "    parser.add_argument('--api-key')\n"
+        "    parser.add_argument('--port')\n"
+        "    return parser.parse_args(words)\n"
+        "def launch_router(args):\n"
+        "    print([args.port, args.api_key])\n"
+    )
+    (tmp_path / "api-key").write_text(key + "\n")
+    done = subprocess.run(
+        [sys.executable, "-c", LAUNCH, "--port", "30000"],
+        env={"PYTHONPATH": str(tmp_path), "CREDENTIALS_DIRECTORY": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == f"{['30000', key]}\n"
+
+
 # -- the real router ---------------------------------------------------------------------------
 
 

@@ -156,6 +156,46 @@ def test_the_file_on_the_esp_comes_first(with_plan: World, text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "serial", "mac", "said"),
+    [
+        ("spark2", "S-1", "02:00:00:00:00:01", "is spark1 by the plan"),
+        ("spark1", "S-9", "4c:bb:47:00:00:02", "is spark2 by the plan"),
+        ("spark1", "S-9", "02:00:00:00:00:01", "is not spark1 by the plan: serial s-1"),
+        ("spark3", "S-9", "4c:bb:47:00:00:03", "spark3 by its MAC address, but the plan says"),
+        ("spark2", "S-9", "02:00:00:00:00:01", "no card of spark2 by the plan: MAC address 4c:bb"),
+    ],
+)
+def test_a_file_on_the_esp_that_the_machine_contradicts(
+    with_plan: World, name: str, serial: str, mac: str, said: str
+) -> None:
+    machine_of(with_plan.root, serial, mac)
+    write(with_plan.esp / "spark/node", name)
+    with_plan.take()
+    assert with_plan.names == [name]
+    assert f"spark/node says {name}, and {name} it becomes, but this machine" in with_plan.text
+    assert said in with_plan.text
+
+
+@pytest.mark.parametrize(
+    ("name", "serial", "mac"),
+    [
+        ("spark1", "S-1", "02:00:00:00:00:01"),
+        ("spark1", "Default string", "02:00:00:00:00:01"),
+        ("spark2", "S-9", "4c:bb:47:00:00:02"),
+        ("spark3", "S-3", "02:00:00:00:00:01"),
+    ],
+)
+def test_a_file_on_the_esp_that_agrees_is_taken_in_silence(
+    with_plan: World, name: str, serial: str, mac: str
+) -> None:
+    machine_of(with_plan.root, serial, mac)
+    write(with_plan.esp / "spark/node", name)
+    with_plan.take()
+    assert with_plan.names == [name]
+    assert "it becomes" not in with_plan.text
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("spark9\n", "has no node 'spark9'; it has spark1, spark2, spark3"),

@@ -161,7 +161,7 @@ def test_any_key_survives_yaml(key: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"\n", b"a\nb", b"a\x00b", b"\xff", b"a" * 5000, b"\xc3\xa9"]
+    "content", [b"", b"\n", b"a\nb", b"a\x00b", b"\xff", b"a" * 5000, b"\xc3\xa9", b"-k"]
 )
 def test_a_bad_key_is_refused_without_showing_it(
     disk: Disk, preparation: Callable[..., Preparation], content: bytes
@@ -170,6 +170,16 @@ def test_a_bad_key_is_refused_without_showing_it(
     message = problem(preparation)
     assert "the API key in /etc/spark/api-key" in message
     assert not (disk.root / "run/spark-engine/config.yaml").exists()
+
+
+def test_a_key_that_the_engine_takes_for_an_option(
+    disk: Disk, preparation: Callable[..., Preparation]
+) -> None:
+    (disk.credentials / "api-key").write_text("-s3cret\n")
+    message = problem(preparation)
+    assert "the API key in /etc/spark/api-key begins with '-'" in message
+    assert "write another key there" in message
+    assert "s3cret" not in message
 
 
 def test_a_unit_without_credential_is_told_what_it_needs(

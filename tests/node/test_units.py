@@ -12,6 +12,7 @@ import pytest
 from systemd_here import known_here
 
 from spark_appliance.errors import OperationError
+from spark_appliance.fleet.redact import redact
 from spark_appliance.model.plan import NodePlan, UnitPlan
 from spark_appliance.node import cli
 from spark_appliance.node.errors import PlanError
@@ -92,7 +93,15 @@ def test_systemd_accepts_every_unit(plan_of: dict[str, Any], tmp_path: Path) -> 
         ("ServerArgs(host='0.0.0.0', api_key=\"k'1\")", True),
         ("server_args={'api_key': None, 'admin_api_key': 'k-2'}", True),
         ('RouterConfig { api_key: Some("k-1"), port: 30000 }', True),
+        ("api_key = 'k-1'", True),
+        ('"api_key":  "k-1"', True),
+        ("argv: ['--api-key', 'k-1']", True),
+        ('RouterConfig { api_keys: ["k-1"], port: 30000 }', True),
+        ('RouterConfig { api_keys: Some(["k-1"]), port: 30000 }', True),
+        ("apikey='k-1'", True),
+        ("{'api_key': 'it\\'s\"k-1'}", True),
         ("server_args={'model_path': '/models/x', 'api_key': None}", False),
+        ("argv: ['--api-key', None]", False),
         ("RouterConfig { api_key: None, port: 30000 }", False),
         ("Load weight begin. avail mem=106.31 GB", False),
         ("the API key is read from /run/credentials/spark-engine.service/api-key", False),
@@ -100,7 +109,14 @@ def test_systemd_accepts_every_unit(plan_of: dict[str, Any], tmp_path: Path) -> 
 )
 def test_the_key_does_not_reach_the_journal(line: str, *, dropped: bool) -> None:
     assert KEY_IN_LOG.startswith("~")
+    assert "\\" not in KEY_IN_LOG
     assert bool(re.search(KEY_IN_LOG[1:], line)) == dropped
+    # what an older systemd keeps, the fleet's commands take out
+    secrets = re.findall(r"k-[12]|k'1", line)
+    assert bool(secrets) == dropped
+    clean = redact(line)
+    assert not [secret for secret in secrets if secret in clean]
+    assert dropped or clean == line
 
 
 def test_who_gets_the_key_filters_its_log(plan_of: dict[str, Any]) -> None:

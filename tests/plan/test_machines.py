@@ -77,3 +77,17 @@ def test_values_that_are_none(tmp_path: Path, one: str) -> None:
     with pytest.raises(InputError) as caught:
         opened(tmp_path, one)
     assert "nodes[0]." in str(caught.value) or "nodes.0" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("one", "remedy"),
+    [
+        ("serial: '0'", "leave it out and give mac instead"),
+        ("serial: None", "leave it out and give mac instead"),
+        ("mac: '00:00:00:00:00:00'", "take it from the node's ip link"),
+        ("mac: FF-FF-FF-FF-FF-FF", "take it from the node's ip link"),
+    ],
+)
+def test_values_that_no_machine_has(tmp_path: Path, one: str, remedy: str) -> None:
+    with pytest.raises(InputError, match=remedy):
+        opened(tmp_path, one)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -73,7 +74,7 @@ def open_plan(cluster: Path) -> Plan:
             raise InputError.one(
                 "plan.stale",
                 f"{lock} does not follow from {cluster}",
-                f"look at it and write it anew: spark-appliance render {cluster}",
+                f"look at it and write it anew: spark-appliance render {shlex.quote(str(cluster))}",
                 Location(str(lock)),
             )
     return plan

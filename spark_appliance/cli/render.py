@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Literal
 
@@ -52,7 +53,9 @@ def render(
         click.echo(text, nl=False)
         return
     if check_only:
-        _check(target, text, f"{cluster} --system {system}" if system else str(cluster))
+        words = ["--system", system] if system else []
+        words += ["-o", str(output)] if output else []
+        _check(target, text, shlex.join([str(cluster), *words]))
         return
     try:
         lockfile.write(target, text)

@@ -141,6 +141,18 @@ def test_stale_lock_is_told_with_a_diff(run, example):
     assert "spark-appliance render cluster.yaml" in stale.err
 
 
+def test_the_remedy_for_a_stale_lock_writes_that_lock(run, example):
+    path = example("single-spark")
+    path.rename(path.with_name("my cluster.yaml"))
+    words = ["my cluster.yaml", "--system", "nixos", "-o", "a plan.json"]
+    stale = run("render", "--check", *words)
+    assert stale.status == 1
+    shown = stale.err.strip().splitlines()[-1].partition("remedy: spark-appliance ")[2]
+    assert shlex.split(shown) == ["render", *words]
+    assert run(*shlex.split(shown), "-q").status == 0
+    assert run("render", "--check", *words).status == 0
+
+
 def test_a_comment_does_not_make_a_lock_stale(run, example):
     path = example("three-spark-triangle")
     run("render", "-q")

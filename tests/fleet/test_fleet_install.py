@@ -150,7 +150,9 @@ def test_a_plan_without_an_image_is_refused_before_anything(world: World) -> Non
     assert world.ssh_log() == []
 
 
-def test_the_exact_commands_for_nixos(world: World) -> None:
+def test_the_exact_commands_for_nixos(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NIX_SSHOPTS", "SPARK_SSH_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
     rehearsal = Rehearsal()
     crew = world.crew(rehearsal=rehearsal)
     work = Nixos(crew.only(["spark1"]), "/flake")
@@ -172,7 +174,8 @@ def test_the_exact_commands_for_nixos(world: World) -> None:
         "--",
         "/flake#nixosConfigurations.spark1.config.system.build.toplevel",
     )
-    assert commands[1][2] == (*nix, "nix-command", "copy", "--to", "ssh-ng://spark1", "--", path)
+    copy = ("nix-command", "copy", "--to", "ssh-ng://spark1", "--", path)
+    assert commands[1][2] == ("env", "NIX_SSHOPTS=-o BatchMode=yes", *nix, *copy)
     assert commands[2][3] == (
         "systemctl stop spark-return.timer 2>/dev/null || true\n"
         "systemctl reset-failed spark-return.service 2>/dev/null || true\n"

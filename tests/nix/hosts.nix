@@ -21,6 +21,10 @@ let
           value = flake.nixosConfigurations."${cluster}-${name}";
         }) own
       );
+  # what a first boot asks for itself is not what a node has
+  base = flake.nixosConfigurations.appliance.extendModules {
+    modules = [ { services.spark.image.identity.enable = false; } ];
+  };
 in
 builtins.mapAttrs (
   _: host:
@@ -28,7 +32,7 @@ builtins.mapAttrs (
   // {
     added = import ./added.nix {
       inherit host;
-      base = flake.nixosConfigurations.appliance;
+      inherit base;
     };
   }
 ) hosts

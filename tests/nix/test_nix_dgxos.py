@@ -99,7 +99,8 @@ def test_the_same_strangers_are_kept_out_and_the_same_peers_let_in(pairs: dict[s
 def test_the_engine_gets_the_same_arguments_and_environment(pairs: dict[str, Pair]) -> None:
     for node, (nixos, dgx) in pairs.items():
         assert nixos.plan == dgx.plan, node
-        assert nixos.plan["nodes"][0]["argv"], node
+        own = next(entry for entry in nixos.plan["nodes"] if entry["name"] == node)
+        assert own["argv"], node
 
 
 # -- the comparison itself -----------------------------------------------------------------------

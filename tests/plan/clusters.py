@@ -25,6 +25,7 @@ def document(kind: str = "triangle", count: int = 3, profile: str | None = None)
         "profile": profile or PROFILES[count],
         "topology": {"kind": kind},
         "api": {"key_file": "/etc/spark/api-key"},
+        "image": {"digest": "sha256:" + "0" * 64},
         "nodes": [
             {"name": f"spark{number}", "address": f"192.168.1.{10 + number}"}
             for number in range(1, count + 1)

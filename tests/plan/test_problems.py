@@ -337,9 +337,17 @@ def test_problem_is_caught(data: dict[str, Any], severity: str, rule: str) -> No
 
 
 def test_a_clean_cluster_has_nothing_to_say() -> None:
-    image = {"image": {"digest": "sha256:" + "a" * 64}}
-    assert rules_of(document("single", 1) | image, "error", "warning", "note") == []
-    assert rules_of(document() | image, "error", "warning") == []
+    assert rules_of(document("single", 1), "error", "warning", "note") == []
+    assert rules_of(document(), "error", "warning") == []
+
+
+def test_dgx_os_without_an_image_is_said() -> None:
+    data = document()
+    del data["image"]
+    assert rules_of(data, "error", "warning") == ["image.missing"]
+    for node in data["nodes"]:
+        node["system"] = "nixos"
+    assert rules_of(data, "error", "warning") == []
 
 
 def test_precedence_is_profile_then_cluster_then_node() -> None:

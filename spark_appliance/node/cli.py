@@ -97,6 +97,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     supervise.add_argument("--poll", type=_seconds, default=1.0, help="seconds (1)")
     supervise.add_argument("--reconnect", type=_seconds, default=5.0, help="seconds (5)")
+    supervise.add_argument(
+        "--settle", type=_seconds, default=5.0, help="listening for the cause of a failure (5)"
+    )
     supervise.set_defaults(command=_supervise)
 
     status = commands.add_parser("status", help="print the state of this node as JSON")
@@ -217,6 +220,7 @@ def _supervise(context: NodeContext, arguments: argparse.Namespace, journal: Jou
         deadline=arguments.peer_deadline,
         poll=arguments.poll,
         reconnect=arguments.reconnect,
+        settle=arguments.settle,
     )
     asyncio.run(supervise(context, Systemctl(), journal, Notifier(), timing))
 

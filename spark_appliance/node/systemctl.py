@@ -16,6 +16,8 @@ PROPERTIES: Final = (
 
 SHOW_SECONDS: Final = 20.0
 
+_KILLED: Final = frozenset({("signal", "9"), ("exit-code", "137")})
+
 
 @dataclass(frozen=True, slots=True)
 class UnitState:
@@ -37,12 +39,21 @@ class UnitState:
         """Whether its process is there."""
         return self.active in ("active", "reloading")
 
+    @property
+    def killed(self) -> bool:
+        """Whether SIGKILL ended it (the guard, the kernel, a person), so that it is no follower.
+
+        A container engine answers with an exit status of 128 + 9 (podman-run(1), docker run).
+        """
+        return self.result == "oom-kill" or (self.result, self.status) in _KILLED
+
     def describe(self) -> str:
         """Return how it ended, for messages."""
+        how = f"{self.result}, status {self.status}" if self.status else self.result
         if self.active == "failed":
-            how = f"failed ({self.result}" + (f", status {self.status})" if self.status else ")")
-            return f"{self.name} {how}" + (f": {self.text}" if self.text else "")
-        return f"{self.name} is {self.active}"
+            return f"{self.name} failed ({how})" + (f": {self.text}" if self.text else "")
+        ended = self.result not in ("", "success")  # its clean-up may still run
+        return f"{self.name} is {self.active}" + (f" ({how})" if ended else "")
 
 
 def show_argv(units: Sequence[str]) -> list[str]:

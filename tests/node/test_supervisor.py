@@ -8,7 +8,7 @@ import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,8 @@ from spark_appliance.node.systemctl import UnitState
 from .conftest import Log
 
 ENGINE, GUARD, READY = "spark-engine.service", "spark-guard.service", "spark-ready.service"
-TIMING = Timing(heartbeat=0.1, deadline=5, handshake=5, poll=0.02, reconnect=0.05)
+TIMING = Timing(heartbeat=0.1, deadline=5, handshake=5, poll=0.02, reconnect=0.05, settle=0.2)
+PATIENT = replace(TIMING, settle=15)
 KEY = b"0123456789abcdef"
 
 
@@ -112,6 +113,9 @@ class FakeUnits:
         self.looks += 1
         return {unit: self.states[unit] for unit in units}
 
+    def end(self, result: str, status: str, active: str = "failed") -> None:
+        self.states[ENGINE] = UnitState(ENGINE, active, result=result, status=status)
+
     def crash(self, unit: str = ENGINE, status: str = "139") -> None:
         self.states[unit] = UnitState(unit, "failed", result="signal", status=status)
 
@@ -156,6 +160,7 @@ class Cluster:
     system: System = field(default_factory=System)
     members: dict[str, Member] = field(default_factory=dict)
     keys: dict[str, bytes | None] = field(default_factory=dict)
+    timing: Timing = TIMING
 
     def start(self, node: str, *, running: bool = False) -> Member:
         root = self.folder / node
@@ -175,7 +180,7 @@ class Cluster:
         stop = asyncio.Event()
         service = run_head if context.is_head else run_worker
         task = asyncio.create_task(
-            service(context, units, log.journal, notifier, TIMING, state, stop)
+            service(context, units, log.journal, notifier, self.timing, state, stop)
         )
         member = Member(context, units, log, stop, task)
         self.members[node] = member
@@ -188,6 +193,11 @@ class Cluster:
     async def serving(self) -> None:
         await self.system.until(self.system.phase("spark1", "serving"))
         self.system.mark()
+
+    async def heard_of(self, node: str) -> None:
+        """Wait until the head has the report of a worker whose engine ended."""
+        await self.system.until(lambda: any(ENGINE in line for line in self[node].log.lines))
+        await asyncio.sleep(0.2)  # the line is written before the report is sent
 
     def __getitem__(self, node: str) -> Member:
         return self.members[node]
@@ -306,6 +316,44 @@ def test_one_rank_down_stops_and_restarts_all(make: Any, node: str) -> None:
                 f"stopping every rank, because of {node}: {ENGINE} failed (signal, status 139)"
             )
             assert len(cluster["spark1"].state["restarts"]) == 1
+
+    run(body)
+
+
+@pytest.mark.parametrize("end", [("signal", "9"), ("exit-code", "137"), ("oom-kill", "9")])
+def test_a_killed_rank_is_the_cause_even_when_it_is_heard_last(
+    make: Any, end: tuple[str, str]
+) -> None:
+    async def body() -> None:
+        async with make(timing=PATIENT) as cluster:
+            cluster.start_all()
+            await cluster.serving()
+            cluster["spark2"].units.end("exit-code", "1")
+            await cluster.heard_of("spark2")
+            cluster["spark3"].units.end(*end, active="deactivating")
+            await cluster.system.until(cluster.system.phase("spark1", "loading"))
+            failure = cluster["spark1"].state["last_failure"]["text"]
+            result, status = end
+            assert failure == (
+                f"stopping every rank, because of spark3: {ENGINE} is deactivating "
+                f"({result}, status {status})"
+            )
+
+    run(body)
+
+
+def test_ranks_that_end_by_themselves_are_named_in_the_order_they_are_heard(make: Any) -> None:
+    async def body() -> None:
+        async with make(timing=PATIENT) as cluster:
+            cluster.start_all()
+            await cluster.serving()
+            cluster["spark2"].units.end("exit-code", "1")
+            await cluster.heard_of("spark2")
+            cluster["spark3"].units.end("signal", "6")
+            cluster["spark1"].units.end("exit-code", "1")
+            await cluster.system.until(cluster.system.phase("spark1", "loading"))
+            failure = cluster["spark1"].state["last_failure"]["text"]
+            assert failure.endswith(f"because of spark2: {ENGINE} failed (exit-code, status 1)")
 
     run(body)
 

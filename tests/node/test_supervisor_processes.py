@@ -77,7 +77,10 @@ for unit in $units; do
 done
 """
 
-TIMING = ["--heartbeat", "0.2", "--peer-deadline", "3", "--poll", "0.1", "--reconnect", "0.2"]
+TIMING = [
+    *("--heartbeat", "0.2", "--peer-deadline", "3", "--poll", "0.1", "--reconnect", "0.2"),
+    *("--settle", "0.5"),
+]
 SECONDS = 30.0
 ENGINE = "spark-engine.service"
 

@@ -15,7 +15,7 @@ from spark_appliance.node.journal import Journal
 from spark_appliance.node.plan import NodeContext
 from spark_appliance.node.supervisor.hub import Hub
 from spark_appliance.node.supervisor.protocol import Timing
-from spark_appliance.node.supervisor.rank import LocalRank
+from spark_appliance.node.supervisor.rank import Down, LocalRank
 from spark_appliance.node.supervisor.restarts import Restarts
 from spark_appliance.node.supervisor.state import Phase, State
 from spark_appliance.node.systemctl import Units, UnitState
@@ -49,7 +49,8 @@ class Head:
     state: State
     journal: Journal
     timing: Timing
-    _incident: asyncio.Future[Incident] | None = field(default=None)
+    _troubles: dict[str, Down] = field(default_factory=dict)
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Keep the group running.
@@ -64,7 +65,7 @@ class Head:
                 incident = await self._attempt(stop)
                 if incident is None:
                     break
-                await self._recover(incident, stop)
+                await self._recover(await self._cause(incident, stop), stop)
         finally:
             # also when cancelled or broken: nothing stays up unsupervised
             if self.state.phase is not Phase.GAVE_UP:
@@ -73,10 +74,10 @@ class Head:
             await self.hub.broadcast({"type": "goodbye", "text": self.state.line})
             await self.hub.close()
 
-    def trouble(self, node: str, reason: str, orderly: bool) -> None:
-        """Take note that a rank is down; the first one is the cause, the others follow."""
-        if self._incident is not None and not self._incident.done():
-            self._incident.set_result(Incident(f"{node}: {reason}", counts=not orderly))
+    def trouble(self, node: str, down: Down) -> None:
+        """Take note of the first thing that each rank says of its end."""
+        self._troubles.setdefault(node, down)
+        self._news.set()
 
     async def _gather(self, stop: asyncio.Event) -> bool:
         while self.hub.missing:
@@ -87,19 +88,20 @@ class Head:
 
     async def _attempt(self, stop: asyncio.Event) -> Incident | None:
         """Start and serve until something happens; returns None when told to stop."""
-        loop = asyncio.get_running_loop()
-        self._incident = loop.create_future()
+        self._troubles.clear()
+        self._news.clear()
         work = asyncio.create_task(self._start_and_serve())
         stopping = asyncio.create_task(stop.wait())
+        trouble = asyncio.create_task(self._news.wait())
+        tasks: set[asyncio.Task[Any]] = {work, stopping, trouble}
         try:
             if self.hub.missing:  # lost between gathering and now
                 return Incident(f"{_names(self.hub.missing)}: supervisor lost", counts=False)
-            awaited: set[asyncio.Future[Any]] = {work, stopping, self._incident}
-            await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if stopping.done():
                 return None
-            if self._incident.done():
-                return self._incident.result()
+            for node, down in self._troubles.items():
+                return Incident(f"{node}: {down.reason}", counts=not down.orderly)
             failure = work.exception()
             if isinstance(failure, NodeError):
                 return Incident(str(failure))
@@ -107,10 +109,29 @@ class Head:
                 raise failure
             return Incident("the group ended")
         finally:
-            self._incident = None
-            for task in (work, stopping):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(work, stopping, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _cause(self, first: Incident, stop: asyncio.Event) -> Incident:
+        """Return the cause of a failure, which need not be what was heard of first.
+
+        When a rank dies the others end by themselves and may be heard before it. SIGKILL never
+        comes from a peer, so a rank that it ended is the cause; else it is the first one heard.
+        """
+        end = time.monotonic() + self.timing.settle
+        while first.counts and not stop.is_set():
+            for node, down in self._troubles.items():
+                if down.killed:
+                    return Incident(f"{node}: {down.reason}")
+            left = end - time.monotonic()
+            if left <= 0 or len(self._troubles) > len(self.hub.workers):
+                break
+            self._news.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await _unless(stop, self._news.wait())
+        return first
 
     async def _start_and_serve(self) -> None:
         seconds = float(self.context.plan.view("health").integer("ready_timeout"))

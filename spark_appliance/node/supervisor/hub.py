@@ -26,7 +26,7 @@ from spark_appliance.node.supervisor.protocol import (
     beat,
     refuse,
 )
-from spark_appliance.node.supervisor.rank import STOP_MARGIN
+from spark_appliance.node.supervisor.rank import STOP_MARGIN, Down
 
 REMEMBERED: Final = 256
 """Refusals that are remembered, so that the same one is logged once."""
@@ -104,15 +104,15 @@ class Link:
 class Hub:
     """Listens for workers and keeps one link to each.
 
-    ``workers`` maps names to management addresses. ``on_trouble(node, reason, orderly)`` is
-    called when a worker is lost or leaves, or its rank goes down.
+    ``workers`` maps names to management addresses. ``on_trouble(node, down)`` is called
+    when a worker is lost or leaves, or its rank goes down.
     """
 
     me: Identity
     workers: dict[str, str]
     timing: Timing
     journal: Journal
-    on_trouble: Callable[[str, str, bool], None]
+    on_trouble: Callable[[str, Down], None]
     on_change: Callable[[], None]
     links: dict[str, Link] = field(default_factory=dict)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -217,7 +217,8 @@ class Hub:
                 link.answer(message)
             elif kind == "down":
                 if link.current_start and message.get("id") == link.current_start:
-                    self.on_trouble(link.node, str(message.get("reason"))[:1000], False)
+                    reason, killed = str(message.get("reason"))[:1000], message.get("killed")
+                    self.on_trouble(link.node, Down(reason, killed=killed is True))
             elif kind == "leaving":
                 return str(message.get("reason"))[:200], True
             elif kind != "heartbeat":
@@ -229,7 +230,8 @@ class Hub:
         del self.links[link.node]
         link.lost(reason)
         self.on_change()
-        self.on_trouble(link.node, f"supervisor lost: {reason}" if not orderly else reason, orderly)
+        said = reason if orderly else f"supervisor lost: {reason}"
+        self.on_trouble(link.node, Down(said, orderly=orderly))
 
     async def _names_at(self, address: str) -> set[str]:
         names = set()

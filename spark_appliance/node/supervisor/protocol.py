@@ -45,13 +45,17 @@ class LostError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds. A peer that says nothing for ``deadline`` is lost."""
+    """Seconds. A peer that says nothing for ``deadline`` is lost.
+
+    ``settle``: how long the head listens to the other ranks before it names the cause.
+    """
 
     heartbeat: float = 2.0
     deadline: float = 10.0
     handshake: float = 10.0
     poll: float = 1.0
     reconnect: float = 5.0
+    settle: float = 5.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,18 +28,27 @@ STOP_MARGIN: Final = 30
 """Seconds beyond the unit's own stop timeout: SIGKILL and removing a container take time."""
 
 
+@dataclass(frozen=True, slots=True)
+class Down:
+    """How a rank ended. ``killed``: by SIGKILL; ``orderly``: its supervisor was told to leave."""
+
+    reason: str
+    killed: bool = False
+    orderly: bool = False
+
+
 @dataclass(slots=True)
 class LocalRank:
     """Starts, watches and stops the engine of this node.
 
-    ``on_down`` is called once, with a reason, when an engine that should run does not.
+    ``on_down`` is called once when an engine that should run does not.
     """
 
     context: NodeContext
     units: Units
     journal: Journal
     poll: float
-    on_down: Callable[[str], None]
+    on_down: Callable[[Down], None]
     _watch: asyncio.Task[None] | None = field(default=None)
 
     @property
@@ -116,7 +125,7 @@ class LocalRank:
             except NodeError as error:
                 failures += 1
                 if failures >= SHOW_FAILURES:
-                    self.on_down(str(error))
+                    self.on_down(Down(str(error)))
                     return
                 continue
             failures = 0
@@ -129,7 +138,7 @@ class LocalRank:
                 )
             invocation = engine.invocation
             if reason is not None:
-                self.on_down(reason)
+                self.on_down(Down(reason, killed=engine.killed))
                 return
 
     def _wrong(self, engine: UnitState, guard: UnitState) -> str | None:

@@ -14,7 +14,7 @@ from spark_appliance.node.plan import NodeContext
 from spark_appliance.node.supervisor.head import Head
 from spark_appliance.node.supervisor.hub import Hub, resolve
 from spark_appliance.node.supervisor.protocol import Identity, Timing, read_key
-from spark_appliance.node.supervisor.rank import LocalRank
+from spark_appliance.node.supervisor.rank import Down, LocalRank
 from spark_appliance.node.supervisor.restarts import Restarts
 from spark_appliance.node.supervisor.state import State, unfinished_restarts
 from spark_appliance.node.supervisor.worker import Worker
@@ -71,15 +71,15 @@ async def run_head(
     )
     state.restarts = restarts.times
 
-    def trouble(node: str, reason: str, orderly: bool) -> None:
-        head.trouble(node, reason, orderly)
+    def trouble(node: str, down: Down) -> None:
+        head.trouble(node, down)
 
     def changed() -> None:
         state.connected = sorted(hub.links)
         state.save()
 
     local = LocalRank(
-        context, units, journal, timing.poll, lambda reason: trouble(context.name, reason, False)
+        context, units, journal, timing.poll, lambda down: trouble(context.name, down)
     )
     hub = Hub(me, workers, timing, journal, trouble, changed)
     head = Head(context, local, hub, units, restarts, state, journal, timing)
@@ -108,8 +108,8 @@ async def run_worker(
     head = context.head
     address = head.text("address")
 
-    def down(reason: str) -> None:
-        worker.down(reason)
+    def down(how: Down) -> None:
+        worker.down(how)
 
     local = LocalRank(context, units, journal, timing.poll, down)
     worker = Worker(

@@ -21,7 +21,7 @@ from spark_appliance.node.supervisor.protocol import (
     beat,
     join,
 )
-from spark_appliance.node.supervisor.rank import LocalRank
+from spark_appliance.node.supervisor.rank import Down, LocalRank
 from spark_appliance.node.supervisor.state import Phase, State
 
 
@@ -62,10 +62,12 @@ class Worker:
             await self._leave()
             self.state.enter(Phase.STOPPED, "this rank is stopped")
 
-    def down(self, reason: str) -> None:
+    def down(self, down: Down) -> None:
         """Report that the engine is down."""
-        self.journal.error(reason)
-        self._send_soon({"type": "down", "id": self._number, "reason": reason})
+        self.journal.error(down.reason)
+        self._send_soon(
+            {"type": "down", "id": self._number, "reason": down.reason, "killed": down.killed}
+        )
 
     async def _session_until(self, stop: asyncio.Event) -> str:
         session = asyncio.create_task(self._session())

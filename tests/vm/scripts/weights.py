@@ -14,7 +14,7 @@ with subtest("a worker mounts at the first look, and reads the same bytes"):
     for worker in (spark2, spark3):
         worker.wait_until_succeeds(f"test -r {INDEX}", timeout=300)
         assert worker.succeed(f"sha256sum < {INDEX}") == wanted
-        options = worker.succeed(f"findmnt --noheadings --output OPTIONS --types nfs4 {MODEL}")
+        options = worker.succeed(f"findmnt --noheadings -u --output OPTIONS --types nfs4 {MODEL}")
         for option in ("ro", "vers=4.2", "hard", "nconnect=8", "proto=tcp"):
             assert option in options.strip().split(","), options
 

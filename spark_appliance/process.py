@@ -8,6 +8,7 @@ in its own session, so that one kill reaches everything it started. Nothing here
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import shlex
 import signal
@@ -106,7 +107,8 @@ def run(
 class Stream:
     """A running program whose standard output is read line by line.
 
-    Iterate it for lines without their newline. The iteration ends when the program closes its
+    Iterate it for lines without their end, which is a newline or a carriage return: programs that
+    redraw one line (rsync's progress) end it with the latter alone. The iteration ends when the program closes its
     output; it then raises TimedOutError, or FailedError for a non-zero status, unless ``stop``
     was called.
     """
@@ -123,8 +125,9 @@ class Stream:
     def __iter__(self) -> Iterator[str]:
         if self._process.stdout is None:  # pragma: no cover - _start always makes the pipe
             return
-        for line in self._process.stdout:
-            yield line.decode(errors="replace").rstrip("\r\n")
+        text = io.TextIOWrapper(self._process.stdout, encoding="utf-8", errors="replace")
+        for line in text:
+            yield line.rstrip("\n")
         returncode = self._process.wait()
         if self._expired is not None:
             raise TimedOutError(self._argv, self._expired)

@@ -98,3 +98,12 @@ def test_stream_deadline():
 def test_stream_input_and_leaving_early():
     with process.stream(["cat"], timeout=20, input="a\nb\n") as lines:
         assert next(iter(lines)) == "a"
+
+
+def test_a_line_that_is_redrawn_is_read_at_each_carriage_return():
+    script = r"printf 'names\r\n\r  1%%\r  25%%\r  26%%'; exec sleep 1000"
+    with process.stream(["sh", "-c", script], timeout=60) as lines:
+        reader = iter(lines)
+        assert [next(reader) for _ in range(4)] == ["names", "", "  1%", "  25%"]
+        lines.stop()
+        assert list(reader) == ["  26%"]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Final, Self
@@ -60,7 +61,8 @@ def journal_argv(
     if output == "json":
         argv.append(f"--output-fields={_FIELDS}")
     if since is not None:
-        argv.append(f"--since=@{since:.0f}")
+        # whole seconds, never later than asked: rounding up would skip entries
+        argv.append(f"--since=@{math.floor(since)}")
     if lines is not None:
         argv.append(f"--lines={lines}")
     if follow:
@@ -163,24 +165,25 @@ class Followers:
 
     def _follow(self, remote: Remote) -> None:
         since = self._since[remote.name]
-        argv_of: Callable[[], list[str]] = lambda: journal_argv(  # noqa: E731 - reads since
-            own_units(remote.plan), since=since, follow=True
-        )
+        heard = newest = -math.inf
         while not self._stop.is_set():
+            argv = journal_argv(own_units(remote.plan), since=max(since, newest), follow=True)
             try:
                 with remote.lines(
-                    "follow the journal", argv_of(), seconds=24 * 3600, root=True
+                    "follow the journal", argv, seconds=24 * 3600, root=True
                 ) as lines:
                     for line in lines:
                         entry = parse_entry(line)
-                        if entry is not None:
-                            since = max(since, entry.when)
+                        # after a reconnect the journal repeats the last second
+                        if entry is not None and entry.when > heard:
+                            newest = max(newest, entry.when)
                             self._take(remote.name, entry)
             except (OperationError, Stopped) as error:
                 if self._stop.is_set():
                     return
                 if isinstance(error, NodeGoneError):
                     self._crew.board.work(remote.name, "no contact", error.reason)
+            heard = newest
             self._stop.wait(_RETRY_SECONDS)
 
     def _take(self, node: str, entry: Entry) -> None:
@@ -197,8 +200,10 @@ class Followers:
     def again(self, node: str) -> None:
         """Forget a rank's failure: the group starts anew."""
         with self._lock:
-            if self._progress[node].stage == "failed":
+            self._failures.pop(node, None)
+            if self._progress[node].failure is not None:
                 self._progress[node] = Progress()
+        self._show(node)
 
     def _show(self, node: str) -> None:
         now = self.progress(node)

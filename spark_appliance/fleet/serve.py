@@ -136,6 +136,7 @@ class Start:
             count = len(report.part("status", "supervisor", "restarts") or []) if report else 0
             if count > restarts:
                 restarts = count
+                self.crew.board.note = ""
                 for remote in self.crew:
                     followers.again(remote.name)
             first = followers.first_failure()

@@ -265,6 +265,6 @@ def _copy(crew: Crew, remote: Remote, *, verify: bool) -> None:
         return
     with remote.lines("copy", argv, seconds=COPY_SECONDS, root=True) as lines:
         for line in lines:
-            if found := re.search(r"(\d+)% +(\S+/s)", line.split("\r")[-1]):
+            if found := re.search(r"(\d+)% +(\S+/s)", line):
                 share_done = int(found[1]) / 100
                 crew.board.work(remote.name, "copying", f"{found[1]} %, {found[2]}", share_done)

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fleet_world import World, make_plan, remote_words
+from fleet_world import World, make_plan, remote_words, write_program
 
 from spark_appliance import lockfile
 from spark_appliance.errors import OperationError
 from spark_appliance.fleet.board import Board, Row
 from spark_appliance.fleet.crew import FleetError
+from spark_appliance.fleet.enginelog import Progress
 from spark_appliance.fleet.evidence import RunFolder
 from spark_appliance.fleet.follow import Followers, journal_argv, parse_entry
 from spark_appliance.fleet.remote import Rehearsal
@@ -231,6 +232,75 @@ def test_the_journal_s_command_line() -> None:
         "--unit=a.service",
         "--unit=b.service",
     ]
+
+
+def test_a_journal_is_read_from_the_second_that_holds_the_moment() -> None:
+    assert "--since=@12" in journal_argv(["a.service"], since=12.7)
+
+
+def test_after_a_restart_the_first_failure_is_the_one_of_the_new_attempt(world: World) -> None:
+    world.put_plan()
+    crew = world.crew()
+    with Followers(crew, {}) as followers:
+        first = Seen(crew.board, "the first reason")
+        world.journal("spark2", "spark-engine.service", "ValueError: the first reason")
+        first.wait()
+        followers.again("spark2")
+        assert followers.first_failure() is None
+        assert followers.progress("spark2") == Progress()
+        assert crew.board.row("spark2").state == "working"
+        second = Seen(crew.board, "the second reason")
+        world.journal("spark2", "spark-engine.service", "ValueError: the second reason")
+        second.wait()
+        failure = followers.first_failure()
+    assert failure is not None
+    assert failure.reason == "ValueError: the second reason"
+
+
+def test_a_restart_that_helps_leaves_no_failure_on_the_board(world: World) -> None:
+    world.put_plan()
+
+    def step(count: int) -> None:
+        notes.append(start.crew.board.note)
+        if count == 1:
+            world.journal("spark2", "spark-engine.service", "ValueError: broken")
+            seen.wait()
+        elif count == 2:
+            world.report("spark1", status={"supervisor": {"restarts": [1.0]}})
+        elif count == 3:
+            world.set("spark1", "ready")
+
+    notes: list[str] = []
+    start = start_of(world, step=step)
+    seen = Seen(start.crew.board, "ValueError: broken")
+    start.run()
+    assert notes == ["", "spark2 failed first: ValueError: broken", ""]
+
+
+def test_a_reconnect_repeats_no_entry(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spark_appliance.fleet.follow._RETRY_SECONDS", 0.0)
+    # the journal gives what it has and the connection ends; the second one gives all of it again
+    write_program(
+        world.base / "bin/journalctl",
+        '#!/bin/sh\n[ -e "$FAKE_ROOT/once" ] || { touch "$FAKE_ROOT/once"; '
+        'exec cat "$FAKE_ROOT/journal"; }\n'
+        'while [ ! -e "$FAKE_ROOT/go" ]; do sleep 0.05; done\n'
+        'exec tail -n +1 -f "$FAKE_ROOT/journal"\n',
+    )
+    now = time.time()
+    world.journal("spark2", "spark-engine.service", "ValueError: old", now)
+    crew = world.crew().only(["spark2"])
+    old = Seen(crew.board, "ValueError: old")
+    with Followers(crew, {}) as followers:
+        old.wait()
+        followers.again("spark2")
+        new = Seen(crew.board, "ValueError: new")
+        world.journal("spark2", "spark-engine.service", "ValueError: new", now + 1)
+        world.set("spark2", "go")
+        new.wait()
+        failure = followers.first_failure()
+    assert failure is not None
+    assert failure.reason == "ValueError: new"
 
 
 def test_journal_entries_with_bytes_and_damage() -> None:

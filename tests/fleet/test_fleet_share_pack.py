@@ -5,11 +5,13 @@ from pathlib import Path
 import pytest
 from fleet_world import World, environment, make_plan, make_world
 
+from spark_appliance.fleet.board import Row
 from spark_appliance.fleet.crew import FleetError
 from spark_appliance.fleet.pack import pack
 from spark_appliance.fleet.remote import StepError
 from spark_appliance.fleet.share import (
     Listing,
+    _copy,
     compare,
     copy_argv,
     daemon_config,
@@ -175,6 +177,41 @@ def test_a_copy_server_never_outlives_the_copy(
         share(world.crew())
     assert "hosts allow" in (world.node("spark1") / "copy.conf").read_text()
     assert world.calls("spark1")[-1] == "systemctl stop spark-copy.service"
+
+
+def test_a_copy_shows_how_far_it_is_while_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = tmp_path / "models"
+    checkpoint(models)
+    plan = make_plan("four-spark-ring", model={"path": str(models), "shards": 3})
+    world = make_world(tmp_path / "fleet", plan)
+    (world.base / "run").mkdir(mode=0o700)
+    for name, value in environment(world).items():
+        monkeypatch.setenv(name, value)
+    # as rsync 3.2 writes: each update begins with a carriage return; it ends when one was seen
+    (world.base / "bin/rsync").write_text(
+        "#!/bin/sh\n"
+        "printf '\\r  1,024   25%%    1.96MB/s    0:00:03  \\r  2,048   50%%  2.00MB/s  '\n"
+        'n=0; while [ ! -e "$FAKE_ROOT/seen" ] && [ $n -lt 400 ]; do\n'
+        "  sleep 0.05; n=$((n+1))\ndone\n"
+        "printf '\\r  4,096  100%%    2.00MB/s    0:00:04 (xfr#1, to-chk=0/2)\\n'\n"
+    )
+    crew = world.crew()
+    shown: list[tuple[str, float | None]] = []
+
+    def listen(row: Row) -> None:
+        shown.append((row.detail, row.share))
+        if row.share == 0.25:
+            world.set(row.node, "seen")
+
+    crew.board.listen(listen)
+    _copy(crew, crew.get("spark2"), verify=False)
+    assert [item for item in shown if item[1] is not None] == [
+        ("25 %, 1.96MB/s", 0.25),
+        ("50 %, 2.00MB/s", 0.5),
+        ("100 %, 2.00MB/s", 1.0),
+    ]
 
 
 # -- pack ------------------------------------------------------------------------------------

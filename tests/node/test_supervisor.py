@@ -358,6 +358,23 @@ def test_ranks_that_end_by_themselves_are_named_in_the_order_they_are_heard(make
     run(body)
 
 
+def test_a_stop_while_the_cause_is_looked_for_uses_up_no_restart(make: Any) -> None:
+    async def body() -> None:
+        async with make(timing=PATIENT) as cluster:
+            cluster.plan["restart"]["limit"] = 0  # one more failure would be giving up
+            cluster.start_all()
+            await cluster.serving()
+            cluster["spark2"].units.end("exit-code", "1")
+            await cluster.heard_of("spark2")
+            await cluster["spark1"].end()
+            state = cluster["spark1"].state
+            assert (state["phase"], state["restarts"]) == ("stopped", [])
+            for node in ("spark1", "spark2", "spark3"):
+                assert not cluster[node].units.states[ENGINE].running
+
+    run(body)
+
+
 def test_gives_up_when_the_limit_is_reached(make: Any) -> None:
     async def body() -> None:
         async with make() as cluster:

@@ -65,7 +65,10 @@ class Head:
                 incident = await self._attempt(stop)
                 if incident is None:
                     break
-                await self._recover(await self._cause(incident, stop), stop)
+                cause = await self._cause(incident, stop)
+                if stop.is_set():  # an ordered stop uses up no restart and is no giving up
+                    break
+                await self._recover(cause, stop)
         finally:
             # also when cancelled or broken: nothing stays up unsupervised
             if self.state.phase is not Phase.GAVE_UP:

@@ -108,9 +108,9 @@ class Stream:
     """A running program whose standard output is read line by line.
 
     Iterate it for lines without their end, which is a newline or a carriage return: programs that
-    redraw one line (rsync's progress) end it with the latter alone. The iteration ends when the program closes its
-    output; it then raises TimedOutError, or FailedError for a non-zero status, unless ``stop``
-    was called.
+    redraw one line (rsync's progress) end it with the latter alone. The iteration ends when the
+    program closes its output; it then raises TimedOutError, or FailedError for a non-zero status,
+    unless ``stop`` was called.
     """
 
     def __init__(

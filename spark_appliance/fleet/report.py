@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from spark_appliance.fleet.remote import Remote, StepError
+from spark_appliance.names import SUPERVISOR
 
 REPORT_SECONDS: Final = 45.0
 """More than nvidia-smi, systemctl and the engine's routes together may take on the node."""
@@ -39,6 +40,15 @@ class Report:
         """Hash of the plan on the node: its own (``lockfile.own_sha256``)."""
         value = self.part("status", "plan", "sha256")
         return str(value) if value else None
+
+    @property
+    def running_plan(self) -> str | None:
+        """Hash of the plan with which the supervisor runs, None when it does not run.
+
+        The file on the node may be newer: whoever installs it does not restart what runs.
+        """
+        value = self.part("status", "supervisor", "plan")
+        return str(value) if value and self.unit(SUPERVISOR) == "active" else None
 
     @property
     def ready(self) -> bool:

@@ -16,6 +16,11 @@ STATUS_VERSION: Final = 1
 WATCH_SECONDS: Final = 10.0
 """Asking nvidia-smi every 2 s cost 0.6 ms a step (field notes 6.3)."""
 
+_EDITED: Final = {"create": "is missing", "chmod": "has another mode"}
+"""Words for what installing would do to a file of ours (``Change`` of the node's generations)."""
+
+_PUT_BACK: Final = "spark-appliance install --adopt puts it back"
+
 _TOKENS: Final = ("tokens_per_second", "running", "waiting", "kv_use", "accept_length")
 
 
@@ -121,6 +126,11 @@ def _drift(node: NodePlan, report: Report, wanted: str) -> list[str]:
     found = []
     if report.plan != wanted:
         found.append("the node has another plan")
+    if report.running_plan not in (None, report.plan):
+        found.append("runs an older plan: spark-appliance restart")
+    for file in report.part("edited") or []:
+        change = _EDITED.get(str(file.get("change")), "was edited")
+        found.append(f"{file.get('path')} {change}: {_PUT_BACK}")
     version, confirmed = (
         report.part("versions", "generation"),
         report.part("versions", "confirmed"),

@@ -15,6 +15,8 @@ from spark_appliance.names import CONTAINER_SLICE, ENGINE
 from spark_appliance.node.engine_facts import engine_facts, loading, router_facts
 from spark_appliance.node.errors import NodeError
 from spark_appliance.node.files import read_json, read_line
+from spark_appliance.node.generations.store import Store
+from spark_appliance.node.generations.switch import drift
 from spark_appliance.node.plan import NodeContext
 from spark_appliance.node.process import Runner
 from spark_appliance.node.status import status
@@ -69,7 +71,18 @@ def report(context: NodeContext, runner: Runner, *, gpu: bool) -> dict[str, Any]
             "generation": None if generation is None else generation.get("current"),
             "confirmed": None if generation is None else generation.get("confirmed"),
         },
+        "edited": None if generation is None else _edited(context),
     }
+
+
+def _edited(context: NodeContext) -> list[dict[str, Any]] | None:
+    """Return the files of ours that are no longer as installed; None in the midst of a switch."""
+    store = Store(context.root)
+    try:
+        state = store.state()
+        return drift(store, state) if state.switching is None else None
+    except NodeError:
+        return None
 
 
 def _cgroups() -> tuple[str, ...]:

@@ -737,6 +737,28 @@ def another_closure(facts: Facts) -> Facts:
     return put(facts, "engine", "unit", "ExecStart", start)
 
 
+def running(facts: Facts, image: str) -> Facts:
+    """Let the engine's unit and its container run on every node."""
+    for node in facts.plan.nodes:
+        container = {"Names": "spark-engine", "Image": image, "State": "running"}
+        facts = unit(facts, ENGINE, node=node.name)
+        facts = put(facts, "containers", "running", [container], node=node.name)
+    return facts
+
+
+@bad("IMG.LIVE", dgx=True)
+def an_older_image_runs(facts: Facts) -> Facts:
+    facts = running(facts, "registry.example/sglang@sha256:" + "a" * 64)
+    older = "registry.example/sglang@sha256:" + "c" * 64
+    return put(facts, "containers", "running", 0, "Image", older)
+
+
+@bad("IMG.LIVE", dgx=True)
+def an_image_by_tag_runs_under_our_name(facts: Facts) -> Facts:
+    container = {"Names": "spark-engine", "Image": "sglang:latest", "State": "running"}
+    return put(facts, "containers", "running", [container])
+
+
 @bad("IMG.PACKAGES")
 def another_torch(facts: Facts) -> Facts:
     return put(facts, "engine", "packages", "torch", ["2.13.0"])

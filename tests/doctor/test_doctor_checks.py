@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from doctor_mutations import CASES, Case, measured, put, unit
+from doctor_mutations import CASES, Case, measured, put, running, unit
 
 from spark_appliance.doctor.evaluate import evaluate
 from spark_appliance.doctor.examine import base
@@ -94,6 +94,17 @@ def test_before_install_what_install_brings_is_not_judged(good: Facts):
     assert troubles(results) in ({}, {"HOST.MEMLOCK": "warn"})
     skipped = {r.check for r in results if r.status == "skip" and r.level == "probe"}
     assert {"HOST.UNITS", "HOST.PLAN", "IMG.DIGEST", "IMG.MODELCLASS", "NCCL.HASH"} <= skipped
+
+
+@pytest.mark.parametrize(
+    "image", ["registry.example/sglang@sha256:" + "a" * 64, "sha256:" + "b" * 64]
+)
+def test_the_image_of_the_plan_runs_by_its_digest_or_its_id(good_dgx: Facts, image: str):
+    results = judge(running(good_dgx, image))
+    assert troubles(results) == {}
+    live = [r for r in results if r.check == "IMG.LIVE"]
+    assert [r.status for r in live] == ["ok"] * 3
+    assert {r.seen for r in live} == {f"{image.rpartition('@')[2][:19]}…"}
 
 
 def test_while_the_engine_runs_its_own_memory_and_processes_are_fine(good: Facts):

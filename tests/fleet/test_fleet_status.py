@@ -72,6 +72,36 @@ def test_drift_from_the_plan_is_named(world: World) -> None:
     assert not overview.good
 
 
+def test_what_runs_is_compared_and_not_only_what_lies_there(world: World) -> None:
+    serving(world)
+    own = lockfile.own_sha256(world.plan, "spark1")
+    for name, plan in (("spark1", own), ("spark2", "0" * 64), ("spark3", "0" * 64)):
+        world.report(name, engine={"health": 200}, status={"supervisor": {"plan": plan}})
+        if name != "spark3":  # there the file is what a supervisor left that was stopped
+            world.set(name, "active/spark-supervisor.service", "active")
+    overview = look(world.crew())
+    assert [node.drift for node in overview.nodes] == [
+        (),
+        ("runs an older plan: spark-appliance restart",),
+        (),
+    ]
+    assert not overview.good
+
+
+def test_edited_files_are_named_with_what_to_do(world: World) -> None:
+    serving(world)
+    changes = [("/etc/a", "replace"), ("/etc/b", "create"), ("/etc/c", "chmod")]
+    edited = [{"path": path, "change": change, "foreign": False} for path, change in changes]
+    world.report("spark2", engine={"health": 200}, edited=edited)
+    overview = look(world.crew())
+    assert overview.nodes[1].drift == (
+        "/etc/a was edited: spark-appliance install --adopt puts it back",
+        "/etc/b is missing: spark-appliance install --adopt puts it back",
+        "/etc/c has another mode: spark-appliance install --adopt puts it back",
+    )
+    assert not overview.good
+
+
 def test_a_change_elsewhere_is_no_drift(world: World) -> None:
     """The control machine has a newer plan: it says something new to spark2 alone."""
     serving(world)

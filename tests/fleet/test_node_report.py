@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import threading
 from collections.abc import Iterator, Sequence
@@ -19,6 +21,9 @@ from spark_appliance.node.engine_facts import (
     parse_metrics,
     pick_server_info,
 )
+from spark_appliance.node.generations.bundle import read_bundle
+from spark_appliance.node.generations.store import Store
+from spark_appliance.node.generations.switch import confirm, switch
 from spark_appliance.node.plan import NodeContext, read_context
 from spark_appliance.node.process import Completed
 from spark_appliance.node.report import report
@@ -200,3 +205,29 @@ def test_a_whole_report_out_of_the_node_s_own_plan(tmp_path: Path, port: int, no
     assert found["status"]["node"] == node
     assert found["router"] is None
     json.dumps(found)
+
+
+def test_files_that_are_no_longer_as_installed_are_reported(tmp_path: Path, port: int) -> None:
+    context = context_of(tmp_path, "spark1", port)
+    assert report(context, Runner(None), gpu=False)["edited"] is None
+    digest = hashlib.sha256(b"a\n").hexdigest()
+    paths = ("/etc/spark-a", "/etc/spark-b", "/etc/spark-c")
+    files = [
+        {"path": path, "kind": "file", "sha256": digest, "mode": "0644", "owner": "root"}
+        | {"group": "root"}
+        for path in paths
+    ]
+    text = {"version": 1, "label": "a", "files": files, "actions": [], "watches": []}
+    text["contents"] = {digest: base64.b64encode(b"a\n").decode()}
+    store = Store(tmp_path)
+    with store.locked():
+        store.add(read_bundle(json.dumps(text)), store.state())
+        switch(store, 1)
+        confirm(store)
+    assert report(context, Runner(None), gpu=False)["edited"] == []
+    (tmp_path / "etc/spark-a").write_text("edited\n")
+    (tmp_path / "etc/spark-b").unlink()
+    assert report(context, Runner(None), gpu=False)["edited"] == [
+        {"path": "/etc/spark-a", "change": "replace", "foreign": False},
+        {"path": "/etc/spark-b", "change": "create", "foreign": False},
+    ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from spark_appliance import names
 from spark_appliance.doctor.checks.common import CONTAINER, all_ok, engine_runs, installed, listed
 from spark_appliance.doctor.document import Document, Missing
 from spark_appliance.doctor.registry import CHECKS, Facts
@@ -93,6 +94,60 @@ def digest(facts: Facts) -> Iterator[Verdict]:
         yield ok("NixOS and DGX OS are mixed; versions are compared by IMG.PACKAGES")
     elif found:
         yield ok(f"the same everywhere: {next(iter(found.values()))[:60]}")
+
+
+@CHECKS.node(
+    "IMG.LIVE",
+    problems=("P80",),
+    means="The engine that runs is not the one that was installed: it is older, or not ours.",
+    do="Run spark-appliance restart.",
+)
+def live(facts: Facts, node: NodePlan, document: Document) -> Iterator[Verdict]:
+    """Compare the image of the engine's running container with the one that its unit names."""
+    del facts
+    if node.system == "nixos":
+        yield ok("not needed on NixOS")
+        return
+    if not installed(document):
+        yield skip("the engine is not installed yet")
+        return
+    planned = identity(document)
+    if planned is None or not planned.startswith("sha256:"):
+        yield skip("the unit names no digest")
+        return
+    if not document.section("containers").at("running").present:
+        yield skip("only docker is asked for what runs, and it does not run")
+        return
+    running = [
+        container.at("Image").text()
+        for container in document.section("containers").at("running").items()
+        if container.at("Names").optional() == names.CONTAINER
+    ]
+    if not running:
+        if engine_runs(document):
+            yield skip("the engine's unit is up, but its container is not there (yet)")
+        else:
+            yield ok("no engine runs")
+        return
+    wanted = {planned, *_ids(document, planned)}
+    for name in running:
+        what = name.rpartition("@")[2]
+        if what in wanted:
+            yield ok(f"{what[:19]}…")
+        else:
+            yield fail(f"{name[:100]} runs, the unit names {planned[:19]}…")
+
+
+def _ids(document: Document, digest: str) -> set[str]:
+    """Return the ids of the images with a digest: docker names a container's image by either."""
+    images = document.section("containers").at("images")
+    if not images.present:
+        return set()
+    return {
+        image.at("ID").text()
+        for image in images.items()
+        if image.at("Digest").optional() == digest and image.at("ID").present
+    }
 
 
 def _present(document: Document, digest: str) -> bool:

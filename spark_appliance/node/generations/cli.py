@@ -20,6 +20,7 @@ from spark_appliance.node.generations.switch import (
     confirm,
     describe,
     difference,
+    drift,
     preview,
     remove_folders,
     same_generation,
@@ -115,14 +116,13 @@ def _listing(store: Store) -> dict[str, Any]:
     generations = [
         {"number": number, "label": store.manifest(number).label} for number in store.numbers()
     ]
-    plan = preview(store, state, store.manifest(state.current))
     return {
         "current": state.current,
         "confirmed": state.confirmed,
         "switching": state.switching,
         "activated": state.activated,
         "generations": generations,
-        "drift": describe(plan),
+        "drift": drift(store, state),
     }
 
 

@@ -125,6 +125,15 @@ def preview(store: Store, state: State, target: Manifest) -> Preview:
     return Preview(tuple(steps), tuple(conflicts), tuple(shared))
 
 
+def drift(store: Store, state: State) -> list[dict[str, Any]]:
+    """Return where the disk is not as the current generation wrote it.
+
+    Raises:
+        NodeError: when the generation or a file of it cannot be read.
+    """
+    return describe(preview(store, state, store.manifest(state.current)))
+
+
 def switch(
     store: Store,
     number: int,

@@ -1,9 +1,12 @@
 """Let running requests finish before the engine stops, and let no new ones in.
 
 sglang 0.5.23 has no switch for that: after SIGTERM it waits for the requests that it has, but
-takes new ones as well (srt/managers/tokenizer_manager.py:3508), and its stop has a deadline. So
-new connections to the API's port are refused on the head by a packet filter table of its own;
-connections that are open keep working. A reboot forgets the table; ``serve`` removes it.
+takes new ones as well (srt/managers/tokenizer_manager.py:3508), and its stop has a deadline. So a
+packet filter table of its own on the head refuses new connections to the API's port, and new
+requests on connections that are open: clients and routers keep theirs for the next request. What
+the engine sends passes, so that running requests finish. Connections from the head itself are
+refused as well, for the router there reaches the engine by one; only root's pass, which are the
+ready probe and ``spark-node report``. A reboot forgets the table; ``serve`` removes it.
 """
 
 from __future__ import annotations
@@ -38,21 +41,37 @@ class Drained:
 
 
 def rules(port: int) -> str:
-    """Return the table that refuses new connections from outside."""
+    """Return the table that lets nothing new reach the API's port.
+
+    A client says something new in a segment with PSH: its stack sets it at the end of what the
+    client writes (RFC 9293 3.9.1), and acknowledgements of a running response have none. ``ct
+    state`` would not do: a connection that was not tracked before is new to it when it is not.
+    The senders of packets on ``lo`` are known in the output hook only.
+    """
+    refused = (
+        f"tcp dport {port} tcp flags & (syn | ack) == syn reject with tcp reset",
+        f"tcp dport {port} tcp flags & psh == psh reject with tcp reset",
+    )
+    outside = "".join(f'    iifname != "lo" {rule}\n' for rule in refused)
+    inside = "".join(f'    oifname "lo" meta skuid != 0 {rule}\n' for rule in refused)
     return (
         f"table inet {TABLE}\n"
         f"delete table inet {TABLE}\n"
         f"table inet {TABLE} {{\n"
         "  chain input {\n"
         "    type filter hook input priority filter - 10; policy accept;\n"
-        f'    iifname != "lo" tcp dport {port} ct state new reject with tcp reset\n'
+        f"{outside}"
+        "  }\n"
+        "  chain output {\n"
+        "    type filter hook output priority filter - 10; policy accept;\n"
+        f"{inside}"
         "  }\n"
         "}\n"
     )
 
 
 def close(head: Remote, port: int) -> bool:
-    """Refuse new connections; returns False where the head has no nft."""
+    """Refuse new connections and requests; returns False where the head has no nft."""
     answer = head.run(
         "refuse new connections",
         ["nft", "-f", "-"],

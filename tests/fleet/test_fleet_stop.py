@@ -97,7 +97,16 @@ def test_the_door() -> None:
         "table inet spark_drain {\n"
         "  chain input {\n"
         "    type filter hook input priority filter - 10; policy accept;\n"
-        '    iifname != "lo" tcp dport 8888 ct state new reject with tcp reset\n'
+        '    iifname != "lo" tcp dport 8888 tcp flags & (syn | ack) == syn '
+        "reject with tcp reset\n"
+        '    iifname != "lo" tcp dport 8888 tcp flags & psh == psh reject with tcp reset\n'
+        "  }\n"
+        "  chain output {\n"
+        "    type filter hook output priority filter - 10; policy accept;\n"
+        '    oifname "lo" meta skuid != 0 tcp dport 8888 tcp flags & (syn | ack) == syn '
+        "reject with tcp reset\n"
+        '    oifname "lo" meta skuid != 0 tcp dport 8888 tcp flags & psh == psh '
+        "reject with tcp reset\n"
         "  }\n"
         "}\n"
     )

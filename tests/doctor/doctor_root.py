@@ -49,7 +49,7 @@ class FakeSpark:
         self.base, self.plan, self.node = base, plan, node
         self.root = base / "root"
         self.environ = {
-            "PATH": f"{base / 'bin'}:/usr/bin:/bin",
+            "PATH": str(base / "bin"),  # what this machine has, podman say, is not the node's
             "SPARK_FAKE": str(base / "answers"),
         }
         (base / "bin").mkdir(parents=True)
@@ -57,6 +57,8 @@ class FakeSpark:
             program = base / "bin" / name
             program.write_text(_PROGRAM)
             program.chmod(0o755)
+        for name in ("cat", "cut", "sha256sum", "sleep"):
+            (base / "bin" / name).symlink_to(str(shutil.which(name)))
         self._system()
         self._memory()
         self._network()

@@ -46,6 +46,7 @@ if [ -e "$FAKE_ROOT/gone" ]; then
   echo "ssh: connect to host $1 port 22: No route to host" >&2
   exit 255
 fi
+[ -e "$FAKE_ROOT/hangs" ] && exec sleep 600
 if [ "$shared" = no ] && [ -e "$FAKE_ROOT/gone-for-new" ]; then
   echo "ssh: connect to host $1 port 22: Connection timed out" >&2
   exit 255

@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import yaml
 from fleet_world import DIGEST, ROOT, World
 
+from spark_appliance.fleet.remote import AS_ROOT
+from spark_appliance.fleet.rolloutstate import NodeState, RolloutState, write
+
 
 @pytest.fixture
 def folder(world: World) -> Path:
     """A folder with a cluster file whose nodes are the world's."""
+    folder = world.base / "work"
+    folder.mkdir()
+    write_cluster(folder, "dgx-os")
+    world.put_plan()
+    return folder
+
+
+def write_cluster(folder: Path, system: str) -> None:
     data = yaml.safe_load((ROOT / "examples/three-spark-triangle/cluster.yaml").read_text())
     data["image"] = {"reference": "registry.lan/spark-engine", "digest": DIGEST}
     for node in data["nodes"]:
-        node |= {"system": "dgx-os", "ssh": node["name"]}
-    folder = world.base / "work"
-    folder.mkdir()
+        node |= {"system": system, "ssh": node["name"]}
     (folder / "cluster.yaml").write_text(yaml.safe_dump(data))
-    world.put_plan()
-    return folder
 
 
 def cli(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -85,6 +95,91 @@ def test_dry_runs_print_shell_that_parses_and_run_nothing(world: World, folder: 
     assert not (folder / "runs").exists()
 
 
+STOP = [
+    "sh",
+    "-c",
+    'systemctl cat -- "$1" >/dev/null 2>&1 || exit 0; exec systemctl stop -- "$1"',
+    "sh",
+    "spark.target",
+]
+START = ["systemctl", "start", "--no-block", "--", "spark.target"]
+
+
+def put_state(folder: Path, system: Literal["nixos", "dgx-os"]) -> None:
+    """Leave a rollout that was cut off: spark1 was not reached, spark2 had nothing before."""
+    old = {"spark1": "1", "spark2": "0", "spark3": "3"}
+    if system == "nixos":
+        old = {name: f"/nix/store/old-nixos-system-{name}" for name in old}
+    nodes = {
+        name: NodeState(system, text, "", touched=name != "spark1") for name, text in old.items()
+    }
+    write(folder / "runs/rollout.json", RolloutState("0" * 64, "spark3", "rest", nodes))
+
+
+def printed(world: World, node: str, step: str, argv: list[str], rest: str = "") -> str:
+    """Return what a dry run says about a command that needs root."""
+    options = ["BatchMode=yes", "ConnectTimeout=10", "ServerAliveInterval=15"]
+    options += ["ServerAliveCountMax=4", "ControlMaster=auto", "ControlPersist=60"]
+    options += [f"ControlPath={world.base}/run/spark-appliance/%C"]
+    words = ["ssh", "-T", *(word for option in options for word in ("-o", option))]
+    words += ["--", node, shlex.join([*AS_ROOT, *argv])]
+    return f"# {node}: {step}\n{shlex.join(words)}{rest}\n"
+
+
+def test_a_dry_rollback_prints_every_command_for_nixos(world: World, folder: Path) -> None:
+    write_cluster(folder, "nixos")
+    put_state(folder, "nixos")
+    state = (folder / "runs/rollout.json").read_text()
+    done = cli(folder, "rollback", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    expected = [printed(world, name, "stop", STOP) for name in ("spark1", "spark2", "spark3")]
+    for name in ("spark2", "spark3"):
+        path = f"/nix/store/old-nixos-system-{name}"
+        keep = (
+            "set -eu\n"
+            f"nix-env --profile /nix/var/nix/profiles/system --set {path}\n"
+            f"{path}/bin/switch-to-configuration boot\n"
+            "systemctl stop spark-return.timer 2>/dev/null || true"
+        )
+        activate = ["systemd-run", "--quiet", "--wait", "--collect", "--pipe"]
+        activate += ["--service-type=exec", "--unit=spark-activate", "--"]
+        activate += [f"{path}/bin/switch-to-configuration", "test"]
+        expected += [
+            printed(world, name, "activate", activate),
+            printed(world, name, "keep", ["sh", "-s"], f" <<'END'\n{keep}\nEND"),
+        ]
+    for name in ("spark1", "spark2", "spark3"):
+        expected.append(printed(world, name, "start again", START))
+    assert done.stdout == "".join(expected)
+    assert world.ssh_log() == []
+    # nothing is written either: the rollback itself can still be made
+    assert (folder / "runs/rollout.json").read_text() == state
+    assert [path.name for path in (folder / "runs").iterdir()] == ["rollout.json"]
+
+
+def test_a_dry_rollback_prints_every_command_for_dgx_os(world: World, folder: Path) -> None:
+    put_state(folder, "dgx-os")
+    done = cli(folder, "rollback", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    program = "/var/lib/spark/generations/program.pyz"
+    call = ["env", f"PYTHONPATH={program}", "python3", "-m"]
+    call += ["spark_appliance.node.generations", "--root", "/"]
+    text = "  # with N characters on standard input"
+    look = "look at the generations"
+    expected = [
+        *(printed(world, name, "stop", STOP) for name in ("spark1", "spark2", "spark3")),
+        printed(world, "spark2", look, ["sh", "-s"], text),
+        printed(world, "spark2", "return", [*call, "uninstall"]),
+        printed(world, "spark3", look, ["sh", "-s"], text),
+        printed(world, "spark3", "return", [*call, "rollback", "--to", "3", "--adopt"]),
+        printed(world, "spark1", "start again", START),
+        printed(world, "spark3", "start again", START),
+    ]
+    said = re.sub(r"# with \d+ characters", "# with N characters", done.stdout)
+    assert said == "".join(expected)
+    assert world.ssh_log() == []
+
+
 def test_status_as_json_and_its_exit_status(world: World, folder: Path) -> None:
     done = cli(folder, "status", "--json", "--no-gpu")
     assert done.returncode == 1
@@ -120,6 +215,7 @@ def test_a_stale_plan_is_not_put_on_any_node(world: World, folder: Path) -> None
     [
         (["install", "--node", "spark9"], "there is no node spark9"),
         (["rollback"], "there is no rollout to take back"),
+        (["rollback", "--dry-run"], "there is no rollout to take back"),
         (["rollout", "--resume"], "no rollout was interrupted"),
         (["build"], "no chosen node runs NixOS"),
         (["smoke", "--only", "magic"], "there is no test magic"),

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import os
+import pty
 import re
 import shlex
+import signal
+import struct
 import subprocess
 import sys
+import termios
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -192,6 +201,100 @@ def test_status_as_json_and_its_exit_status(world: World, folder: Path) -> None:
     done = cli(folder, "status", "--no-gpu")
     assert done.returncode == 0, done.stdout
     assert "triangle: ready" in done.stdout
+
+
+_WATCH = """
+from spark_appliance.cli import main, status
+real = status._watch
+def quick(crew, interval, **more):
+    assert interval == 10
+    real(crew, 0, **more)
+status._watch = quick
+main()
+"""
+"""``status --watch`` as typed, without its pause."""
+
+
+@contextlib.contextmanager
+def watching(folder: Path, out: int, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", _WATCH, "status", "--watch", "--no-gpu", *words],
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "200", "LINES": "40"},
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def ended_by_an_interrupt(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert said == b"\ninterrupted\n"
+
+
+def test_watching_as_json_refreshes_names_a_lost_node_and_ends(world: World, folder: Path) -> None:
+    looks: list[dict[str, str]] = []
+    with watching(folder, subprocess.PIPE, "--json") as process:
+        assert process.stdout is not None
+        lines = iter(process.stdout.readline, b"")
+
+        def until(state: str) -> None:
+            for line in lines:
+                looks.append({node["name"]: node["state"] for node in json.loads(line)["nodes"]})
+                if looks[-1]["spark2"] == state:
+                    return
+            raise AssertionError(f"it ended before spark2 was {state}")
+
+        until("stopped")
+        world.set("spark2", "gone")
+        until("gone")
+        assert looks[-1] == {"spark1": "stopped", "spark2": "gone", "spark3": "stopped"}
+        # it goes on, and sees it come back
+        world.unset("spark2", "gone")
+        until("stopped")
+        ended_by_an_interrupt(process)
+    assert not (folder / "runs").exists()
+
+
+def test_watching_on_a_terminal_refreshes_and_gives_the_screen_back(
+    world: World, folder: Path
+) -> None:
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 200, 0, 0))
+    chunks: list[bytes] = []
+
+    def until(mark: bytes) -> None:
+        start = len(b"".join(chunks))
+        while mark not in b"".join(chunks)[start:]:
+            chunks.append(os.read(ours, 65536))
+
+    with watching(folder, theirs) as process:
+        os.close(theirs)
+        until(b"spark3")
+        world.set("spark2", "gone")
+        until(b"spark2: read the state: no SSH connection")
+        # somebody reads on, or a full buffer would hold it
+        reader = threading.Thread(target=_drain, args=(ours, chunks), daemon=True)
+        reader.start()
+        ended_by_an_interrupt(process)
+        reader.join(60)
+    os.close(ours)
+    text = b"".join(chunks)
+    assert text.count(b"\x1b[?1049h") == 1
+    assert b"\x1b[?1049l" in text[-200:]
+
+
+def _drain(fd: int, chunks: list[bytes]) -> None:
+    with contextlib.suppress(OSError):  # EIO: the other side is closed
+        while chunk := os.read(fd, 65536):
+            chunks.append(chunk)
 
 
 def test_logs_of_one_node(world: World, folder: Path) -> None:

@@ -78,7 +78,7 @@ def rollout(
             hold=hold,
             drain_limit=drain,
             adopt=adopt,
-            preflight=None if no_doctor or dry_run else doctor_preflight(plan),
+            preflight=None if no_doctor or dry_run else doctor_preflight(plan, folder),
         )
         try:
             work.run(canary=canary, resume=resume)

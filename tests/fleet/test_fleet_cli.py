@@ -23,7 +23,10 @@ import pytest
 import yaml
 from fleet_world import DIGEST, ROOT, World
 
+from spark_appliance.cli.rollout import rollout
+from spark_appliance.errors import OperationError
 from spark_appliance.fleet.remote import AS_ROOT
+from spark_appliance.fleet.rollout import Rollout
 from spark_appliance.fleet.rolloutstate import NodeState, RolloutState, write
 
 
@@ -340,3 +343,47 @@ def test_doctor_s_no_stops_serve(world: World, folder: Path) -> None:
     assert "doctor: " in done.stderr
     assert "--no-doctor" in done.stderr
     assert [c for c in world.calls("spark1") if "systemctl start" in c] == []
+    # what doctor saw can be judged again
+    (kept,) = runs(folder, "serve").glob("*-doctor")
+    assert sorted(path.name for path in kept.iterdir()) == [
+        "plan.json",
+        *(f"probe-{name}.json" for name in ("spark1", "spark2", "spark3")),
+        "results.json",
+    ]
+    count = json.loads((kept / "results.json").read_text())["counts"]["fail"]
+    assert f"doctor: {count} checks failed" in done.stderr
+    again = cli(folder, "doctor", "--replay", str(kept))
+    assert again.returncode == 1
+    assert "triangle: " in again.stderr
+
+
+@pytest.mark.usefixtures("world")
+def test_a_rollout_keeps_what_doctor_saw(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def only_ask(self: Rollout, **_: object) -> None:
+        assert self.preflight is not None
+        self.preflight()
+
+    monkeypatch.setattr(Rollout, "run", only_ask)
+    monkeypatch.chdir(folder)
+    with pytest.raises(OperationError, match="nothing was started"):
+        rollout.main([], standalone_mode=False)
+    (kept,) = runs(folder, "rollout").glob("*-doctor")
+    assert (kept / "probe-spark3.json").is_file()
+    assert (kept / "plan.json").read_text() == (kept.parent / "plan.json").read_text()
+
+
+def test_smoke_leaves_its_results(world: World, folder: Path) -> None:
+    words = ["smoke", "--url", "http://127.0.0.1:9/v1", "--only", "models", "--only", "arithmetic"]
+    done = cli(folder, *words)
+    assert done.returncode == 1
+    kept = runs(folder, "smoke")
+    assert f"evidence: runs/{kept.name}" in done.stderr
+    data = json.loads((kept / "smoke.json").read_text())
+    assert data["url"] == "http://127.0.0.1:9/v1"
+    assert [(r["name"], r["outcome"]) for r in data["results"]] == [
+        ("models", "fail"),
+        ("arithmetic", "fail"),
+    ]
+    assert all("no answer from" in r["seen"] for r in data["results"])
+    assert json.loads((kept / "result.json").read_text())["outcome"] == "failed"
+    assert world.ssh_log() == []

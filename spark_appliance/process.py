@@ -134,6 +134,11 @@ class Stream:
         if returncode != 0 and not self._stopped:
             raise FailedError(Completed(self._argv, returncode, "", _text(self._stderr)))
 
+    @property
+    def stopped(self) -> bool:
+        """Whether ``stop`` was called."""
+        return self._stopped
+
     def stop(self) -> None:
         """End the program; the iteration then ends without an error. May be called twice."""
         self._stopped = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
+    from spark_appliance.doctor.result import Level
     from spark_appliance.fleet.crew import Crew
     from spark_appliance.fleet.evidence import RunFolder
     from spark_appliance.fleet.remote import Rehearsal
@@ -108,6 +110,8 @@ def fleet_run(
         outcome = "interrupted"
         crew.sessions.close()
         raise
+    except click.exceptions.Exit:
+        raise  # the command has said and kept what failed
     except FleetError as error:
         failures = {name: str(failure) for name, failure in error.failures.items()}
         raise
@@ -135,16 +139,27 @@ def print_rehearsal(rehearsal: Rehearsal) -> None:
             click.echo(f"{line} <<'END'\n{text.rstrip()}\nEND")
 
 
-def doctor_preflight(plan: Plan) -> Preflight:
-    """Return the probe level of ``doctor`` as a check before a start."""
+def doctor_preflight(plan: Plan, folder: RunFolder | None) -> Preflight:
+    """Return the probe level of ``doctor`` as a check before a start.
+
+    What it saw is kept in the run folder, which ``doctor --replay`` can judge again.
+    """
 
     def check() -> None:
-        from spark_appliance.doctor import examine
+        from spark_appliance.doctor import evidence, examine
         from spark_appliance.doctor.evaluate import evaluate
+        from spark_appliance.doctor.report import make_report
         from spark_appliance.errors import OperationError
 
+        started = time.time()
+        levels: list[Level] = ["config", "probe"]
         facts = examine.examine(examine.base(plan), examine.hosts(plan))
-        failed = [r for r in evaluate(facts, ["config", "probe"]) if r.status == "fail"]
+        results = evaluate(facts, levels)
+        if folder is not None:
+            judged = str(folder.path / "plan.json")
+            report = make_report(facts, results, file=judged, started=started, levels=levels)
+            evidence.keep(folder.path, facts, report, started)
+        failed = [r for r in results if r.status == "fail"]
         if failed:
             lines = [
                 f"    {r.check} {r.node or ''} {r.subject or ''}: {r.seen}; do: {r.do}"

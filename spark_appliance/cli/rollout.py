@@ -78,7 +78,7 @@ def rollout(
             hold=hold,
             drain_limit=drain,
             adopt=adopt,
-            preflight=None if no_doctor or dry_run else doctor_preflight(plan),
+            preflight=None if no_doctor or dry_run else doctor_preflight(plan, folder),
         )
         try:
             work.run(canary=canary, resume=resume)
@@ -98,12 +98,18 @@ def rollout(
 @click.command()
 @cluster_argument
 @_FLAKE
+@dry_run_option
 @runs_option
-def rollback(cluster: Path, flake: str, runs: Path) -> None:
+def rollback(cluster: Path, flake: str, dry_run: bool, runs: Path) -> None:
     """Take the last rollout back, finished or interrupted, and start the old version."""
+    from spark_appliance.fleet.remote import Rehearsal
     from spark_appliance.fleet.rollout import Rollout
 
     plan = open_plan(cluster)
-    with fleet_run("rollback", plan, runs) as (crew, folder):
+    rehearsal = Rehearsal() if dry_run else None
+    with fleet_run("rollback", plan, runs, rehearsal=rehearsal) as (crew, folder):
         Rollout(crew, runs / STATE_NAME, flake=flake, evidence=folder).rollback()
+    if rehearsal is not None:
+        print_rehearsal(rehearsal)
+        return
     click.echo("every node has its old version and starts it; see spark-appliance status")

@@ -115,7 +115,7 @@ def _start(
     from spark_appliance.fleet.serve import Start
 
     skip = no_doctor or crew.rehearsal is not None
-    preflight = None if skip else doctor_preflight(crew.plan)
+    preflight = None if skip else doctor_preflight(crew.plan, folder)
     try:
         return Start(crew, folder, fail_fast=fail_fast, any_plan=any_plan).run(preflight)
     except KeyboardInterrupt:

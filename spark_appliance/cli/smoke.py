@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from spark_appliance.cli.fleet_options import cluster_argument, open_plan
+from spark_appliance.cli.fleet_options import cluster_argument, fleet_run, open_plan, runs_option
 
 if TYPE_CHECKING:
     from spark_appliance.fleet.smoke import Result
@@ -35,6 +35,7 @@ _STYLES = {"ok": "green", "fail": "bold red", "skip": "dim"}
     help="Length of the long prompt with the needle.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
+@runs_option
 def smoke(
     cluster: Path,
     url: str | None,
@@ -43,6 +44,7 @@ def smoke(
     streams: int,
     words: int,
     as_json: bool,
+    runs: Path,
 ) -> None:
     """Ask the endpoint: sums, JSON, a tool, streams, a long prompt, an image. Exit 1 on failure."""
     from dataclasses import asdict
@@ -70,11 +72,23 @@ def smoke(
     endpoint = Endpoint(
         url or plan.api.url, plan.model.served_name, key.get_secret_value() if key else None
     )
-    results = run(endpoint, chosen, (lambda _: None) if as_json else _show)
-    if as_json:
-        click.echo(json.dumps([asdict(result) for result in results], indent=2))
-    if any(result.outcome == "fail" for result in results):
-        raise click.exceptions.Exit(1)
+    results: list[dict[str, object]] = []
+    with fleet_run("smoke", plan, runs, live=False) as (_, folder):
+
+        def tell(result: Result) -> None:
+            results.append(asdict(result))
+            if folder is not None:
+                # after each: an interrupt leaves what was answered so far
+                about = {"url": endpoint.url, "model": endpoint.model, "results": results}
+                folder.keep("smoke.json", json.dumps(about, indent=1, sort_keys=True) + "\n")
+            if not as_json:
+                _show(result)
+
+        run(endpoint, chosen, tell)
+        if as_json:
+            click.echo(json.dumps(results, indent=2))
+        if any(result["outcome"] == "fail" for result in results):
+            raise click.exceptions.Exit(1)
 
 
 def _show(result: Result) -> None:

@@ -192,8 +192,12 @@ class Installer:
         """
         return self._send(remote, "look at the generations", ["list"], with_bundle=False)
 
-    def call(self, remote: Remote, step: str, *words: str) -> dict[str, Any]:
+    def call(
+        self, remote: Remote, step: str, *words: str, seconds: float = APPLY_SECONDS
+    ) -> dict[str, Any]:
         """Run the program that is on the node already (confirm, hold, return, rollback).
+
+        ``seconds`` is its deadline.
 
         Raises:
             StepError: when it fails.
@@ -202,7 +206,7 @@ class Installer:
         program = f"{root}{FOLDER}/program.pyz"
         argv = ["env", f"PYTHONPATH={program}", "python3", "-m", MODULE, "--root", root]
         data = remote.json(
-            step, [*argv, *words], seconds=APPLY_SECONDS, root=True, rehearsed={"current": 0}
+            step, [*argv, *words], seconds=seconds, root=True, rehearsed={"current": 0}
         )
         return data if isinstance(data, dict) else {}
 

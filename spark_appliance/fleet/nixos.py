@@ -21,6 +21,7 @@ from spark_appliance.fleet.remote import Remote, StepError
 BUILD_SECONDS: Final = 6 * 3600.0
 COPY_SECONDS: Final = 2 * 3600.0
 ACTIVATE_SECONDS: Final = 600.0
+ARM_SECONDS: Final = 60.0
 
 _STORE: Final = "/nix/store/"
 
@@ -100,14 +101,16 @@ class Nixos:
         running, default = (*text.splitlines(), "", "")[:2]
         return running, default
 
-    def arm(self, remote: Remote, seconds: int) -> None:
+    def arm(self, remote: Remote, seconds: int, *, deadline: float = ARM_SECONDS) -> None:
         """Arm the timer that goes back to the boot default; an older one is replaced.
+
+        It fires after ``seconds``; arming may take ``deadline`` seconds.
 
         Raises:
             StepError: when it cannot be armed.
         """
         text = nixossteps.arm(seconds)
-        remote.run("arm the return", ["sh", "-s"], seconds=60, root=True, text=text)
+        remote.run("arm the return", ["sh", "-s"], seconds=deadline, root=True, text=text)
 
     def test(self, remote: Remote, path: str) -> None:
         """Activate a system without making it the boot default.

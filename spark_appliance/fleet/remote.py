@@ -18,7 +18,7 @@ from spark_appliance.errors import OperationError
 from spark_appliance.fleet.evidence import Record, RunFolder
 from spark_appliance.fleet.redact import redact
 from spark_appliance.model.plan import NodePlan
-from spark_appliance.process import FailedError, ProcessError, Sessions, TimedOutError
+from spark_appliance.process import FailedError, ProcessError, Sessions, Stream, TimedOutError
 from spark_appliance.ssh import Host, UnreachableError
 
 AS_ROOT: Final = (
@@ -124,21 +124,7 @@ class Remote:
             return Answer(0, rehearsed, "")
         started, clock = time.time(), time.monotonic()
         answer, error = self._run(command, seconds, text)
-        if self.evidence is not None:
-            self.evidence.add(
-                Record(
-                    self.name,
-                    step,
-                    tuple(command),
-                    started,
-                    time.monotonic() - clock,
-                    None if answer is None else answer.status,
-                    "" if answer is None else answer.stdout,
-                    "" if answer is None else answer.stderr,
-                    text,
-                    None if error is None else str(error).splitlines()[0],
-                )
-            )
+        self._record(step, command, started, time.monotonic() - clock, answer, text, error)
         if error is not None:
             raise self._explain(step, error) from None
         if answer is None:
@@ -176,18 +162,66 @@ class Remote:
     ) -> Iterator[Iterator[str]]:
         """Run a command and read its lines while it runs; leaving the context ends it.
 
+        The run folder gets the command with its end, not the lines: there is no bound to them.
+
         Raises:
             StepError: while iterating, as ``run``.
         """
-        words = [*AS_ROOT, *argv] if root else list(argv)
+        command = self.host.argv([*AS_ROOT, *argv] if root else list(argv))
+        started, clock = time.time(), time.monotonic()
+        answer: Answer | None = None  # until it ended by itself
+        error: ProcessError | None = None
+
+        def read(stream: Stream) -> Iterator[str]:
+            nonlocal answer
+            yield from map(redact, stream)
+            if not stream.stopped:
+                answer = Answer(0, "", "")
+
         try:
             with (
-                process.stream(self.host.argv(words), timeout=seconds) as stream,
+                process.stream(command, timeout=seconds) as stream,
                 self.sessions.holding(stream),
             ):
-                yield map(redact, stream)
-        except ProcessError as error:
-            raise self._explain(step, error) from None
+                yield read(stream)
+        except FailedError as failed:
+            done = failed.completed
+            answer = Answer(done.returncode, "", done.stderr)
+            if done.returncode == _SSH_FAILED:
+                error = UnreachableError(done, self.host.destination)
+            raise self._explain(step, failed) from None
+        except ProcessError as caught:
+            error = caught
+            raise self._explain(step, caught) from None
+        finally:
+            self._record(step, command, started, time.monotonic() - clock, answer, None, error)
+
+    def _record(
+        self,
+        step: str,
+        command: Sequence[str],
+        started: float,
+        seconds: float,
+        answer: Answer | None,
+        text: str | None,
+        error: ProcessError | None,
+    ) -> None:
+        if self.evidence is None:
+            return
+        self.evidence.add(
+            Record(
+                self.name,
+                step,
+                tuple(command),
+                started,
+                seconds,
+                None if answer is None else answer.status,
+                "" if answer is None else answer.stdout,
+                "" if answer is None else answer.stderr,
+                text,
+                None if error is None else str(error).splitlines()[0],
+            )
+        )
 
     def _run(
         self, command: Sequence[str], seconds: float, text: str | None

@@ -11,6 +11,7 @@ confirmed and becomes what boots.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -21,8 +22,8 @@ from spark_appliance import lockfile
 from spark_appliance.errors import InputError, Location, OperationError
 from spark_appliance.fleet.crew import Crew, FleetError
 from spark_appliance.fleet.evidence import RunFolder
-from spark_appliance.fleet.install import Installer, real_root
-from spark_appliance.fleet.nixos import Nixos
+from spark_appliance.fleet.install import APPLY_SECONDS, Installer, real_root
+from spark_appliance.fleet.nixos import ACTIVATE_SECONDS, ARM_SECONDS, Nixos
 from spark_appliance.fleet.remote import Remote, StepError, Stopped
 from spark_appliance.fleet.report import ask
 from spark_appliance.fleet.rolloutstate import NodeState, RolloutState, read, write
@@ -33,9 +34,13 @@ from spark_appliance.names import PACK, TARGET
 from spark_appliance.process import Sessions
 
 HOLD_SECONDS: Final = 600
-"""Seconds until a node returns by itself. Winding up takes one SSH command; a third of the time
-leaves two more tries."""
+"""Seconds until a node returns by itself."""
 
+TRIES: Final = 3
+"""Windings in the time of a hold: two may be lost before a node returns."""
+
+KEEP_SECONDS: Final = round(max(ACTIVATE_SECONDS, APPLY_SECONDS))
+"""The longest deadline of keeping a version: no timer may run out while a node does that."""
 
 NOTHING: Final = "0"
 """Generation of a DGX OS node that had nothing of ours before."""
@@ -220,6 +225,8 @@ class Rollout:
         state = self._save(state.at("confirming"))
 
         def keep(remote: Remote) -> None:
+            # nobody winds any more; a whole hold stays for a resume when this takes its longest
+            self._wind(remote, KEEP_SECONDS + self.hold, ARM_SECONDS)
             if remote.plan.system == "nixos":
                 self._nixos().keep(remote, state.nodes[remote.name].new)
             else:
@@ -255,12 +262,23 @@ class Rollout:
             return
         over = threading.Event()
         sessions = Sessions()
+        interval = self.hold / TRIES
+
+        def wind_all() -> None:
+            touched = [name for name, node in state().nodes.items() if node.touched]
+            self.crew.only(touched).gather(
+                # over before the next round: a node that hangs costs no other node its turn
+                lambda remote: self._wind(
+                    replace(remote, sessions=sessions), self.hold, interval / 2
+                )
+            )
 
         def wind() -> None:
-            while not over.wait(self.hold / 3):
-                for remote in self.crew:
-                    if state().nodes[remote.name].touched:
-                        self._wind(replace(remote, sessions=sessions))
+            pause = interval
+            while not over.wait(pause):
+                began = time.monotonic()
+                wind_all()
+                pause = max(0.0, interval - (time.monotonic() - began))
 
         thread = threading.Thread(target=wind, daemon=True)
         thread.start()
@@ -271,12 +289,14 @@ class Rollout:
             sessions.close()
             thread.join(timeout=10)
 
-    def _wind(self, remote: Remote) -> None:
+    def _wind(self, remote: Remote, seconds: int, deadline: float) -> None:
+        """Set a node's timer to ``seconds``, trying for at most ``deadline`` seconds."""
         try:
             if remote.plan.system == "nixos":
-                self._nixos().arm(remote, self.hold)
+                self._nixos().arm(remote, seconds, deadline=deadline)
             else:
-                self._installer().call(remote, "hold", "hold", "--return-after", str(self.hold))
+                words = ("hold", "--return-after", str(seconds))
+                self._installer().call(remote, "hold", *words, seconds=deadline)
         except (StepError, Stopped):
             # not reached: its timer runs on, and what waits for the node says so
             return

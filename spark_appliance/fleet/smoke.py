@@ -6,6 +6,7 @@ Texts of two runs are never compared: greedy output is not bit-identical (field 
 from __future__ import annotations
 
 import base64
+import contextlib
 import http.client
 import json
 import re
@@ -21,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from spark_appliance.errors import OperationError
+from spark_appliance.fleet.exchange import Exchange
 
 MAX_TOKENS: Final = 4096
 """Room for a reasoning model to think before it answers."""
@@ -55,20 +57,28 @@ class AnswerError(OperationError):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An OpenAI endpoint: ``url`` ends in /v1; the key travels in a header only."""
+    """An OpenAI endpoint: ``url`` ends in /v1; the key travels in a header only.
+
+    ``seconds`` is the deadline of each request as a whole.
+    """
 
     url: str
     model: str
     key: str | None = field(default=None, repr=False)
     seconds: float = SECONDS
 
-    def get(self, path: str) -> Any:
-        """Return the JSON of a GET.
+    def get(self, path: str) -> dict[str, Any]:
+        """Return the JSON object of a GET.
 
         Raises:
-            OperationError: without a connection or for another status than 200.
+            OperationError: without a connection, after the deadline, or for another answer than
+                200 with a JSON object.
         """
-        return json.loads(self._ask(path, None, self.seconds))
+        raw = self._ask(path, None, self.seconds)
+        try:
+            return dict(json.loads(raw))
+        except (ValueError, TypeError):
+            raise AnswerError(200, f"no JSON object: {raw[:200]!r}") from None
 
     def chat(self, content: Any, *, seconds: float | None = None, **more: Any) -> dict[str, Any]:
         """Return the first choice of a chat completion.
@@ -102,35 +112,31 @@ class Endpoint:
             OperationError: as ``get``.
         """
         body = self.body(content, stream=True, stream_options={"include_usage": True})
-        try:
-            with self._open("/chat/completions", body, self.seconds) as answer:
-                for line in answer:
-                    if line.startswith(b"data:"):
-                        yield time.monotonic(), line[5:].decode(errors="replace").strip()
-        except urllib.error.HTTPError as error:
-            with error:
-                raise AnswerError(error.code, _text(error.read(MAX_BODY))) from None
-        except (OSError, http.client.HTTPException) as error:
-            raise OperationError(f"no answer from {self.url}: {_why(error)}") from None
+        with self._answer("/chat/completions", body, self.seconds) as answer:
+            for line in answer.lines():
+                if line.startswith(b"data:"):
+                    yield time.monotonic(), line[5:].decode(errors="replace").strip()
 
     def _ask(self, path: str, body: dict[str, Any] | None, seconds: float) -> bytes:
-        try:
-            with self._open(path, body, seconds) as answer:
-                return bytes(answer.read(MAX_BODY))
-        except urllib.error.HTTPError as error:
-            with error:
-                raise AnswerError(error.code, _text(error.read(MAX_BODY))) from None
-        except (OSError, http.client.HTTPException) as error:
-            raise OperationError(f"no answer from {self.url}: {_why(error)}") from None
+        with self._answer(path, body, seconds) as answer:
+            return _whole(answer)
 
-    def _open(self, path: str, body: dict[str, Any] | None, seconds: float) -> Any:
+    @contextlib.contextmanager
+    def _answer(self, path: str, body: dict[str, Any] | None, seconds: float) -> Iterator[Exchange]:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url.rstrip("/") + path, data=data)  # noqa: S310
         if data is not None:
             request.add_header("Content-Type", "application/json")
         if self.key is not None:
             request.add_header("Authorization", f"Bearer {self.key}")
-        return urllib.request.urlopen(request, timeout=seconds)  # noqa: S310 - URL of the plan
+        try:
+            with Exchange(request, seconds) as answer:
+                status = answer.status()
+                if status != 200:
+                    raise AnswerError(status, _text(_whole(answer)))
+                yield answer
+        except (OSError, http.client.HTTPException) as error:
+            raise OperationError(f"no answer from {self.url}: {_why(error)}") from None
 
 
 Test = Callable[[Endpoint], tuple[Outcome, str]]
@@ -355,6 +361,15 @@ def _has(text: str, word: str) -> bool:
     return re.search(rf"(?<!\w){re.escape(word)}(?!\w)", plain) is not None
 
 
+def _whole(answer: Exchange) -> bytes:
+    raw = b""
+    for block in answer.blocks():
+        raw += block
+        if len(raw) >= MAX_BODY:
+            break
+    return raw[:MAX_BODY]
+
+
 def _text(raw: bytes) -> str:
     return " ".join(raw.decode(errors="replace").split())
 
@@ -362,4 +377,4 @@ def _text(raw: bytes) -> str:
 def _why(error: Exception) -> str:
     if isinstance(error, urllib.error.URLError) and error.reason is not None:
         return str(error.reason)
-    return "timed out" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+    return str(error) or type(error).__name__

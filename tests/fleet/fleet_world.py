@@ -46,6 +46,7 @@ if [ -e "$FAKE_ROOT/gone" ]; then
   echo "ssh: connect to host $1 port 22: No route to host" >&2
   exit 255
 fi
+[ -e "$FAKE_ROOT/hangs" ] && exec sleep 600
 if [ "$shared" = no ] && [ -e "$FAKE_ROOT/gone-for-new" ]; then
   echo "ssh: connect to host $1 port 22: Connection timed out" >&2
   exit 255
@@ -264,13 +265,15 @@ class World:
         return path.read_text().splitlines() if path.exists() else []
 
 
-def make_plan(example: str = "three-spark-triangle", **changes: Any) -> Plan:
+def make_plan(
+    example: str = "three-spark-triangle", *, system: str = "dgx-os", **changes: Any
+) -> Plan:
     path = ROOT / "examples" / example / "cluster.yaml"
     data = parse(str(path), path.read_bytes()).data
     assert isinstance(data, dict)
     data["image"] = {"reference": "registry.lan/spark-engine", "digest": DIGEST}
     for node in data["nodes"]:
-        node["system"] = "dgx-os"
+        node["system"] = system
         node["ssh"] = node["name"]
     data |= changes
     cluster, findings = read_cluster(data)

@@ -169,3 +169,38 @@ def test_each_raises_once_with_every_failure(world: World) -> None:
     with pytest.raises(FleetError) as caught:
         world.crew().each(lambda remote: remote.run("say", ["true"], seconds=30))
     assert list(caught.value.failures) == ["spark1", "spark3"]
+
+
+def test_commands_that_are_followed_are_written_down(world: World, tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "runs", "test", world.plan, [])
+    remote = world.crew(folder).remotes[0]
+    with remote.lines("to the end", ["echo", "one"], seconds=30) as lines:
+        assert list(lines) == ["one"]
+    with remote.lines("left", ["sh", "-c", "echo one; sleep 600"], seconds=30) as lines:
+        assert next(lines) == "one"
+    with (
+        pytest.raises(StepError, match="spark1: bad: no"),
+        remote.lines("bad", ["sh", "-c", "echo no >&2; exit 3"], seconds=30) as lines,
+    ):
+        list(lines)
+    with (
+        pytest.raises(NodeGoneError),
+        remote.lines("late", ["sleep", "600"], seconds=0.3) as lines,
+    ):
+        list(lines)
+    world.set("spark1", "gone")
+    with pytest.raises(NodeGoneError), remote.lines("lost", ["true"], seconds=30) as lines:
+        list(lines)
+    written = [json.loads(x) for x in (folder.path / "commands.jsonl").read_text().splitlines()]
+    assert [(x["step"], x["status"]) for x in written] == [
+        ("to the end", 0),
+        ("left", None),
+        ("bad", 3),
+        ("late", None),
+        ("lost", 255),
+    ]
+    assert written[0]["argv"] == list(remote.host.argv(["echo", "one"]))
+    assert [x["error"] is None for x in written] == [True, True, True, False, False]
+    assert "not finished after 0.3 s" in written[3]["error"]
+    assert (folder.path / written[2]["stderr"]).read_text() == "no\n"
+    assert all(x["seconds"] >= 0 and "stdout" not in x for x in written)

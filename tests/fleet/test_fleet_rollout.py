@@ -15,10 +15,10 @@ from fleet_world import World, make_plan
 from spark_appliance import lockfile
 from spark_appliance.errors import InputError, OperationError
 from spark_appliance.fleet.crew import Crew
-from spark_appliance.fleet.install import Installer
-from spark_appliance.fleet.nixos import Nixos
+from spark_appliance.fleet.install import APPLY_SECONDS, Installer
+from spark_appliance.fleet.nixos import ACTIVATE_SECONDS, Nixos
 from spark_appliance.fleet.remote import Rehearsal, Remote, StepError
-from spark_appliance.fleet.rollout import Rollout, RolloutError
+from spark_appliance.fleet.rollout import HOLD_SECONDS, KEEP_SECONDS, Rollout, RolloutError
 from spark_appliance.fleet.rolloutstate import NodeState, RolloutState, read, write
 from spark_appliance.fleet.serve import Start
 from spark_appliance.model.plan import Plan
@@ -265,10 +265,10 @@ def test_a_confirmation_that_was_cut_off_is_finished_without_a_new_start(
 ) -> None:
     original = Installer.call
 
-    def call(self: Installer, remote: Remote, step: str, *words: str) -> Any:
+    def call(self: Installer, remote: Remote, step: str, *words: str, **more: Any) -> Any:
         if words == ("confirm",) and remote.name == "spark2":
             raise StepError(remote.name, step, "cut off")
-        return original(self, remote, step, *words)
+        return original(self, remote, step, *words, **more)
 
     with monkeypatch.context() as patch:
         patch.setattr(Installer, "call", call)
@@ -320,38 +320,53 @@ def test_nothing_is_stopped_when_a_node_cannot_be_prepared(old: World) -> None:
     assert ports(old) == [8888] * 3
 
 
-def test_the_timers_are_wound_up_while_it_waits(old: World) -> None:
-    held: list[str] = []
-    all_held = threading.Event()
-    original = Rollout._wind
+def test_nodes_that_hang_cost_no_other_node_its_winding(
+    old: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wound: list[str] = []
+    deadlines: set[float] = set()
+    enough = threading.Event()
+    original = Installer.call
 
-    class Counting(Rollout):
-        def _wind(self, remote: Remote) -> None:
-            held.append(remote.name)
-            original(self, remote)
-            if set(held) == set(NAMES):
-                all_held.set()
+    def call(self: Installer, remote: Remote, step: str, *words: str, **more: Any) -> Any:
+        if words == ("hold", "--return-after", "6"):
+            wound.append(remote.name)
+            deadlines.add(more["seconds"])
+            if all(wound.count(name) > 1 for name in NAMES) and wound.count("spark3") > 2:
+                enough.set()
+        return original(self, remote, step, *words, **more)
 
-    def slow(crew: Crew) -> Start:
-        class Waiting(QuickStart):
-            def run(self, preflight: object = None) -> float:
-                # the start takes longer than a third of the hold
-                assert all_held.wait(60)
-                return super().run(preflight)
+    class Waiting(QuickStart):
+        def run(self, preflight: object = None) -> float:
+            # the start takes longer than two rounds, and two nodes do not answer meanwhile
+            for name in ("spark1", "spark2"):
+                old.set(name, "hangs")
+            assert enough.wait(60)
+            for name in ("spark1", "spark2"):
+                old.unset(name, "hangs")
+            return super().run(preflight)
 
-        return Waiting(crew)
+    monkeypatch.setattr(Installer, "call", call)
+    rollout_of(old, new_plan(), start=lambda crew: Waiting(crew), hold=6).run()
+    # each try ends before the next round
+    assert deadlines == {1.0}
+    assert confirmed(old) == [True] * 3
 
-    work = rollout_of(old, new_plan(), start=slow)
-    counting = Counting(
-        work.crew,
-        work.state_file,
-        drain_limit=0,
-        root=old.root,
-        start=slow,
-        hold=1,
-    )
-    counting.run()
-    assert set(held) == set(NAMES)
+
+def test_every_timer_outlasts_the_confirmation(old: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: dict[str, list[tuple[str, ...]]] = {name: [] for name in NAMES}
+    original = Installer.call
+
+    def call(self: Installer, remote: Remote, step: str, *words: str, **more: Any) -> Any:
+        said[remote.name].append(words)
+        return original(self, remote, step, *words, **more)
+
+    monkeypatch.setattr(Installer, "call", call)
+    rollout_of(old, new_plan()).run()
+    assert max(APPLY_SECONDS, ACTIVATE_SECONDS) <= KEEP_SECONDS
+    # a confirmation's whole deadline, and a hold for a resume after it
+    wound = ("hold", "--return-after", str(KEEP_SECONDS + HOLD_SECONDS))
+    assert said == {name: [wound, ("confirm",)] for name in NAMES}
 
 
 def test_a_damaged_state_file_is_named(old: World) -> None:
@@ -434,7 +449,7 @@ def test_a_dry_run_names_every_command_in_order_and_runs_none(old: World) -> Non
     ]
     assert steps.index("spark1: stop") < steps.index("spark2: stop")
     assert steps.index("spark3: stop") < steps.index("spark2: apply files")
-    assert steps[-3:] == ["spark1: keep", "spark2: keep", "spark3: keep"]
+    assert steps[-6:] == [f"{name}: {step}" for name in NAMES for step in ("hold", "keep")]
     applied = [text for _, step, _, text in rehearsal.commands if step == "apply files"]
     assert all(text is not None and "apply --return-after 600" in text for text in applied)
 
@@ -462,7 +477,9 @@ def test_a_dry_run_for_nixos_has_the_flake_s_commands(
     ] * 3
     armed, tested = steps.index("spark3: arm the return"), steps.index("spark3: activate")
     assert armed < tested < steps.index("spark1: arm the return")
-    assert steps[-3:] == ["spark1: keep", "spark2: keep", "spark3: keep"]
+    assert steps[-6:] == [
+        f"{name}: {step}" for name in NAMES for step in ("arm the return", "keep")
+    ]
     with pytest.raises(InputError, match="give it with --flake"):
         rollout_of(world, plan, rehearsal=Rehearsal()).run()
 

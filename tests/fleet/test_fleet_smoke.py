@@ -24,6 +24,7 @@ class Model:
         self.json = '{"city": "Lisbon", "population": 545796}'
         self.tool_arguments = '{"city": "Lisbon"}'
         self.images = True
+        self.models: Any = {"data": [{"id": "the-model"}]}
         self.events = 12
         self.done = True
         self.needle = True
@@ -73,7 +74,7 @@ def endpoint(model: Model) -> Iterator[Endpoint]:
             if self.headers.get("Authorization") != f"Bearer {KEY}":
                 self.answer(401, {"error": "no key"})
                 return
-            self.answer(200, {"data": [{"id": "the-model"}]})
+            self.answer(200, model.models)
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -140,6 +141,7 @@ def test_every_request_is_greedy_and_bounded(endpoint: Endpoint, model: Model) -
 @pytest.mark.parametrize(
     ("name", "change", "seen"),
     [
+        ("models", {"models": "<html>"}, "no JSON object"),
         ("arithmetic", {"sum": lambda a, b: f"{a}{b}"}, "1923"),
         ("arithmetic", {"sum": lambda a, b: f"1{a + b}7"}, "1427"),
         ("concurrent", {"sum": lambda a, b: str(a + b + (a == 21))}, "1 of 4 wrong"),
@@ -177,6 +179,60 @@ def test_a_wrong_key_and_a_closed_port_are_named(endpoint: Endpoint) -> None:
     closed = Endpoint("http://127.0.0.1:9/v1", "the-model", None, 5)
     assert "no answer from http://127.0.0.1:9/v1" in run(closed, "arithmetic")["arithmetic"].seen
     assert KEY not in repr(endpoint)
+
+
+@pytest.fixture
+def dripping(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A server that goes on sending a byte now and then, after the given beginning."""
+    over = threading.Event()
+    beginning: bytes = request.param
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            self.wfile.write(beginning)
+            for _ in range(1000):  # an end, so that a client without a deadline fails, not hangs
+                if over.wait(0.05):
+                    return
+                try:
+                    self.wfile.write(b"x")
+                except OSError:
+                    return
+
+        def do_POST(self) -> None:
+            self.do_GET()
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/v1"
+    over.set()
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+DATA = b"HTTP/1.0 200 OK\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("dripping", "name"),
+    [
+        (b"HTTP/1.0 200 OK\r\nX-Slow: ", "models"),
+        (DATA, "models"),
+        (b"HTTP/1.0 500 Bad\r\n\r\n", "models"),
+        (DATA, "arithmetic"),
+        (DATA + b"data: {}\n\n", "streaming"),
+        (DATA, "concurrent"),
+    ],
+    indirect=["dripping"],
+)
+def test_a_server_that_drips_is_left_at_the_deadline(dripping: str, name: str) -> None:
+    result = run(Endpoint(dripping, "the-model", None, 0.5), name)[name]
+    assert result.outcome == "fail"
+    assert result.seen == f"no answer from {dripping}: not finished after 0.5 s"
 
 
 def test_the_long_prompt_is_never_the_same_and_about_as_long_as_asked(

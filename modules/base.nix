@@ -221,7 +221,7 @@ in
         the cluster's plan concerns this node; without it a plan of this one node is made of the
         other options.
       '';
-      defaultText = lib.literalMD "a plan with this one node";
+      defaultText = lib.literalMD "a plan with this one node, rank 0 of 1";
     };
 
     units = mkOption {
@@ -257,6 +257,12 @@ in
       default = { };
       description = "What stands for the words in capitals of units.json.";
     };
+    byHand = mkOption {
+      type = types.bool;
+      internal = true;
+      default = true;
+      description = "Whether the plan is made of hand-written options.";
+    };
     facts = mkOption {
       type = types.submodule { freeformType = types.attrsOf types.anything; };
       internal = true;
@@ -278,6 +284,10 @@ in
           version = 1;
           name = cfg.nodeName;
           start_order = [ [ cfg.nodeName ] ];
+          topology.cables = [ ];
+          # what the enabled modules do not have, in the words of the plan
+          model = null;
+          router = null;
         }
         // cfg.planFacts
         // {
@@ -288,6 +298,17 @@ in
                 rank = 0;
                 role = "head";
                 system = "nixos";
+                # nobody else knows this plan
+                address = "127.0.0.1";
+                lan_interface = null;
+                env = { };
+                rails = [ ];
+                engram = null;
+                weights = {
+                  mode = "local";
+                  export = null;
+                  mount = null;
+                };
                 units = lib.attrValues handwritten;
               }
               // cfg.facts

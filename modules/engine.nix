@@ -7,7 +7,15 @@
 }:
 let
   cfg = config.services.spark.engine;
+  inherit (config.services.spark) byHand;
   inherit (lib) mkOption types;
+
+  argv = import ./argv.nix { inherit lib; };
+  argument = argv.option cfg.argv;
+  # what a plan says of every engine (tests/nix/unit_template.py)
+  planned = lib.importJSON ./engine.json;
+  base = "http://${argv.local (argument "--host" "127.0.0.1")}:${toString cfg.settings.ports.api}";
+  at = lib.replaceStrings [ "<BASE>" ] [ base ];
 
   # torch finds NCCL in its own wheel by RUNPATH; a library already loaded under the same SONAME
   # wins over that.
@@ -23,6 +31,133 @@ let
     word: lib.hasPrefix "--api-key" word || lib.hasPrefix "--admin-api-key" word
   ) cfg.argv;
   storePath = path: path != null && lib.hasPrefix builtins.storeDir path;
+
+  inherit (cfg.settings) model;
+  inHome =
+    path:
+    lib.any (home: lib.hasPrefix home path) [
+      "/home/"
+      "/root/"
+      "/run/user/"
+    ];
+  # CacheDirectory= of the unit
+  ownCache = "/var/cache/spark-engine";
+
+  settings = {
+    model = {
+      path = mkOption {
+        type = types.nullOr types.str;
+        default = argument "--model-path" (argument "--model" null);
+        defaultText = lib.literalMD "`--model-path` of `argv`";
+        example = "/models/Qwen3-4B";
+        description = "Directory of the checkpoint; its files are checked before each start.";
+      };
+      shards = mkOption {
+        type = types.nullOr types.ints.positive;
+        default = null;
+        example = 3;
+        description = "Number of its .safetensors files. A hand-written plan needs it.";
+      };
+      served_name = mkOption {
+        type = types.str;
+        default = argument "--served-model-name" (toString model.path);
+        defaultText = lib.literalMD "`--served-model-name` of `argv`, else `model.path`";
+        example = "qwen3-4b";
+        description = "Name of the model in requests.";
+      };
+    };
+    ports.api = mkOption {
+      type = types.port;
+      default = lib.toInt (argument "--port" "30000");
+      defaultText = lib.literalMD "`--port` of `argv`, else 30000";
+      example = 8888;
+      description = "Port of the API.";
+    };
+    health = {
+      live_url = mkOption {
+        type = types.str;
+        default = at planned.health.live_url;
+        defaultText = lib.literalMD "`/health` at `--host` of `argv` and `ports.api`";
+        example = "http://127.0.0.1:8888/health";
+        description = "URL that answers 200 while the engine lives.";
+      };
+      generate_url = mkOption {
+        type = types.str;
+        default = at planned.health.generate_url;
+        defaultText = lib.literalMD "`/v1/chat/completions` at the same place";
+        example = "http://127.0.0.1:8888/v1/chat/completions";
+        description = "URL of the probe, a chat completion.";
+      };
+      generate_body = mkOption {
+        type = (pkgs.formats.json { }).type;
+        default = planned.health.generate_body // {
+          model = cfg.settings.model.served_name;
+        };
+        defaultText = lib.literalMD "a sum of two numbers for `model.served_name`";
+        example = {
+          model = "qwen3-4b";
+          messages = [
+            {
+              role = "user";
+              content = "What is 19 + 23? Answer with the number.";
+            }
+          ];
+        };
+        description = "Request of the probe.";
+      };
+      expect = mkOption {
+        type = types.str;
+        default = planned.health.expect;
+        example = "42";
+        description = "Word that a right answer of the probe contains.";
+      };
+      interval = mkOption {
+        type = types.ints.positive;
+        default = planned.health.interval;
+        example = 5;
+        description = "Seconds between probes while starting.";
+      };
+      steady_interval = mkOption {
+        type = types.ints.positive;
+        default = planned.health.steady_interval;
+        example = 300;
+        description = "Seconds between probes while serving.";
+      };
+      # TimeoutStartSec= of spark-ready.service is for the planned values
+      probe_timeout = mkOption {
+        type = types.ints.between 1 planned.health.probe_timeout;
+        default = planned.health.probe_timeout;
+        example = 60;
+        description = "Seconds for one probe.";
+      };
+      ready_timeout = mkOption {
+        type = types.ints.between 1 planned.health.ready_timeout;
+        default = planned.health.ready_timeout;
+        example = 1800;
+        description = "Seconds from start to ready before giving up.";
+      };
+    };
+    restart = {
+      limit = mkOption {
+        type = types.ints.unsigned;
+        default = planned.restart.limit;
+        example = 5;
+        description = "Restarts within the window before giving up.";
+      };
+      window = mkOption {
+        type = types.ints.positive;
+        default = planned.restart.window;
+        example = 7200;
+        description = "Length of the window in seconds.";
+      };
+      backoff = mkOption {
+        type = types.nonEmptyListOf types.ints.unsigned;
+        default = planned.restart.backoff;
+        example = [ 30 ];
+        description = "Seconds to wait before the 1st, 2nd, ... restart; the last one repeats.";
+      };
+    };
+  };
 in
 {
   options.services.spark.engine = {
@@ -72,14 +207,20 @@ in
       type = types.ints.unsigned;
       default = 0;
       example = 1;
-      description = "Rank of this node; 0 is the head.";
+      description = ''
+        Rank of this node; 0 is the head. The fleet module sets it; a node with hand-written options
+        is rank 0 of 1.
+      '';
     };
 
     ranks = mkOption {
       type = types.ints.positive;
       default = 1;
       example = 3;
-      description = "Number of ranks.";
+      description = ''
+        Number of ranks. More than one needs a plan (`services.spark.fleet`), which tells the
+        supervisors of each other.
+      '';
     };
 
     apiKeyFile = mkOption {
@@ -101,8 +242,8 @@ in
 
     cacheDirectory = mkOption {
       type = types.path;
-      default = "/var/cache/spark-engine";
-      example = "/var/cache/spark-engine";
+      default = ownCache;
+      example = "/srv/spark-engine";
       description = "Compiled kernels; kept between starts.";
     };
 
@@ -124,11 +265,14 @@ in
     };
 
     settings = mkOption {
-      type = types.submodule { freeformType = (pkgs.formats.json { }).type; };
+      type = types.submodule {
+        freeformType = (pkgs.formats.json { }).type;
+        options = settings;
+      };
       default = { };
       description = ''
-        Further parts of a hand-written plan that the engine's programs read: `model`, `health`,
-        `ports`, `api`, `restart`. The fleet module does not use it.
+        Further parts of a hand-written plan, with the names of the plan. The fleet module does not
+        use it.
       '';
     };
   };
@@ -172,6 +316,36 @@ in
         '';
       }
       {
+        assertion = byHand -> cfg.ranks == 1;
+        message = ''
+          services.spark.engine.ranks is ${toString cfg.ranks}, but hand-written options make a node
+          that is rank 0 of 1: supervisors of several ranks must know each other. Describe all nodes
+          in a cluster file, spark-appliance render cluster.yaml, and set services.spark.fleet.plan.
+        '';
+      }
+      {
+        assertion = byHand -> model.path != null;
+        message = ''
+          services.spark.engine.settings.model.path is not known, since argv has no --model-path.
+          Set it to the directory of the checkpoint: its files are checked before each start.
+        '';
+      }
+      {
+        assertion = byHand && model.path != null -> model.shards != null;
+        message = ''
+          services.spark.engine.settings.model.shards is not set. Give the number of .safetensors
+          files of the checkpoint, so that an incomplete copy is found before a start:
+          ls ${toString model.path}/*.safetensors | wc -l
+        '';
+      }
+      {
+        assertion = byHand && model.path != null -> !inHome model.path;
+        message = ''
+          services.spark.engine.settings.model.path is ${toString model.path}, but the unit of the
+          engine does not see homes. Move the checkpoint, for example to /models.
+        '';
+      }
+      {
         assertion = config.services.spark.guard.enable;
         message = ''
           services.spark.engine.enable needs services.spark.guard.enable = true: the engine and the
@@ -203,6 +377,18 @@ in
 
     networking.firewall.allowedTCPPorts = lib.optional (cfg.apiPort != null) cfg.apiPort;
 
+    # another place must be there and be writable; its own systemd makes
+    systemd.tmpfiles.settings."10-spark-engine" = lib.mkIf (cfg.cacheDirectory != ownCache) {
+      ${cfg.cacheDirectory}.d = {
+        mode = "0750";
+        user = "spark";
+        group = "spark";
+      };
+    };
+    systemd.services.spark-engine.serviceConfig = lib.mkIf (cfg.cacheDirectory != ownCache) {
+      ReadWritePaths = [ cfg.cacheDirectory ];
+    };
+
     services.spark = {
       enabledUnits = [
         "spark-supervisor.service"
@@ -215,7 +401,10 @@ in
         "@spark-engram@" = lib.getExe' cfg.package "spark-engram";
       };
       unitWords = {
+        RANK = toString cfg.rank;
         TP = toString cfg.ranks;
+        CHECKPOINT = toString model.path;
+        CACHE = cfg.cacheDirectory;
       }
       // lib.optionalAttrs (cfg.apiKeyFile != null) { KEY-FILE = cfg.apiKeyFile; };
       facts = {
@@ -228,7 +417,11 @@ in
           sha256 = null;
         };
       };
-      planFacts = cfg.settings;
+      planFacts = cfg.settings // {
+        api = (cfg.settings.api or { }) // {
+          key_file = cfg.apiKeyFile;
+        };
+      };
     };
   };
 }

@@ -140,6 +140,17 @@ in
       '';
     };
 
+    lanInterface = mkOption {
+      type = types.nullOr types.str;
+      default = null;
+      example = "enP7s7";
+      description = ''
+        Network device whose first IPv4 address the engine's sockets use: `spark-node fabric` writes
+        it to `/run/spark/fabric.env` as `SGLANG_HOST_IP`. Null: the engine finds one itself. The
+        fleet module does not use it.
+      '';
+    };
+
     routes = mkOption {
       type = types.listOf types.str;
       default = [ ];
@@ -289,6 +300,7 @@ in
     };
 
     services.spark.enabledUnits = [ "spark-fabric.service" ];
+    services.spark.facts.lan_interface = cfg.lanInterface;
     services.spark.facts.rails = map (rail: {
       inherit (rail)
         netdev

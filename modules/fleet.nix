@@ -117,6 +117,7 @@ in
 
         services.spark = {
           nodeName = node.name;
+          byHand = false;
           # not the whole plan: what concerns other nodes must not change this one
           plan = nodePlan plan node.name;
           inherit units;

@@ -7,6 +7,11 @@
 let
   cfg = config.services.spark.router;
   inherit (lib) mkOption types;
+
+  argv = import ./argv.nix { inherit lib; };
+  # as sglang-router 0.3.2 (router_args.py) has it
+  host = argv.option cfg.argv "--host" "0.0.0.0";
+  port = argv.option cfg.argv "--port" "30000";
 in
 {
   options.services.spark.router = {
@@ -107,6 +112,11 @@ in
       unitWords = lib.optionalAttrs (cfg.apiKeyFile != null) { KEY-FILE = cfg.apiKeyFile; };
       planFacts.router = {
         inherit (cfg) argv port version;
+        readiness_url = "http://${argv.local host}:${port}/readiness";
+        replicas = map (url: {
+          name = url;
+          inherit url;
+        }) (argv.values cfg.argv "--worker-urls");
       };
     };
   };

@@ -1,5 +1,6 @@
 # The units of a node with hand-written options: the table of the plan (units.json, made by
-# tests/nix/unit_template.py), cut down to the enabled units, with the node's own words filled in.
+# tests/nix/unit_template.py), cut down to the enabled units and to the commands before a start that
+# need no other, with the node's own words filled in.
 {
   lib,
   enabled,
@@ -42,6 +43,9 @@ lib.listToAttrs (
         after = keep unit.after;
         requires = keep unit.requires;
         wants = keep unit.wants;
+        exec_start_pre = map (entry: entry.command) (
+          lib.filter (entry: lib.all (name: lib.elem name enabled) entry.needs) unit.exec_start_pre
+        );
         # what stays open was not asked for: a credential without a key file
         settings = lib.filterAttrs (
           _: value: !builtins.isString value || builtins.match ".*<[A-Z-]+>.*" value == null

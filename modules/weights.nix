@@ -201,7 +201,6 @@ in
       lib.optional export.enable "nfs-server.service"
       ++ lib.optional mount.enable unit;
     services.spark.unitWords.MOUNT = unit;
-    services.spark.unitWords.CHECKPOINT = cfg.path;
     services.spark.facts.weights = {
       mode = if export.enable || mount.enable then "nfs" else "local";
       export =

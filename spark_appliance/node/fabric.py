@@ -115,7 +115,9 @@ class Fabric:
     def _environment(self, seen: list[Seen]) -> str:
         lines = ["# written by spark-node fabric; valid for the next start of the engine only"]
         if HOST_IP not in self.context.node.mapping("env"):
-            lines.append(f"{HOST_IP}={self._own_address()}")
+            lan = self.context.node.optional_text("lan_interface")
+            if lan is not None:  # null in hand-written plans of one rank, which needs none
+                lines.append(f"{HOST_IP}={self._own_address(lan)}")
         indices = {item.rail.rdma: item.gid_index for item in seen if item.gid_index is not None}
         if len(set(indices.values())) == 1:
             index = next(iter(indices.values()))
@@ -130,14 +132,14 @@ class Fabric:
             )
         return "\n".join(lines) + "\n"
 
-    def _own_address(self) -> str:
+    def _own_address(self, lan: str) -> str:
         """Return the first IPv4 address of the LAN interface: what the ranks' sockets go over."""
-        lan = self.context.node.text("lan_interface")
         found = addresses(self.runner).get(lan, ())
         if not found:
             raise NodeError(
                 f"{self.context.name}: {lan} has no IPv4 address, so {HOST_IP} cannot be set: give "
-                "it one, or correct nodes[].lan_interface in the cluster file"
+                "it one, or correct nodes[].lan_interface in the cluster file "
+                "(services.spark.fabric.lanInterface in hand-written options)"
             )
         return found[0].partition("/")[0]
 

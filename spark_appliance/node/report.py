@@ -53,11 +53,13 @@ def report(context: NodeContext, runner: Runner, *, gpu: bool) -> dict[str, Any]
     ``gpu``: also ask nvidia-smi, which itself slows generation (field notes 6.3): rarely.
     """
     generation = read_json(context.path(GENERATIONS))
+    # a hand-written plan may be of a node without an engine
+    serves = context.plan.optional_view("model") is not None
     return {
         "status": status(context, runner),
-        "engine": engine_facts(context),
+        "engine": engine_facts(context) if serves else None,
         "router": router_facts(context),
-        "loading": loading(context, _cgroups()),
+        "loading": loading(context, _cgroups()) if serves else None,
         "gpu": _gpu(runner) if gpu else None,
         "counters": {
             rail.text("rdma"): _counters(context, rail.text("rdma"))

@@ -58,6 +58,8 @@ change of topology (field notes of tonyd2wild)."""
 PROBE_TIMEOUT: Final = 120
 """Seconds for one probe: a long prefill of another request delays the answer (field notes 6.4)."""
 
+RESTART: Final = RestartPlan(limit=3, window=3600, backoff=[10, 60, 300])
+
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
@@ -225,7 +227,7 @@ def _plan(
         router=router_plan(cluster),
         image=_image(cluster),
         health=_health(cluster),
-        restart=RestartPlan(limit=3, window=3600, backoff=[10, 60, 300]),
+        restart=RESTART,
         # workers first: they wait for the head's rendezvous, the head does not wait for them
         start_order=[names[1:], names[:1]] if len(names) > 1 else [names],
         # behind NFS the head reads its own disk first, then the workers share it
@@ -358,9 +360,13 @@ def _image(cluster: Cluster) -> ImagePlan | None:
 
 def _health(cluster: Cluster) -> HealthPlan:
     host_part = "127.0.0.1" if cluster.api.bind == "0.0.0.0" else cluster.api.bind  # noqa: S104
-    base = f"http://{host_part}:{cluster.api.port}"
+    return health_plan(f"http://{host_part}:{cluster.api.port}", cluster.model.served_name)
+
+
+def health_plan(base: str, served_name: str) -> HealthPlan:
+    """Return how readiness is judged of the endpoint at the URL ``base``."""
     body: dict[str, Any] = {
-        "model": cluster.model.served_name,
+        "model": served_name,
         "messages": [{"role": "user", "content": "What is 19 + 23? Answer with the number."}],
         "max_tokens": 64,
         "temperature": 0,

@@ -16,32 +16,7 @@ let
   inherit (flake.nixosConfigurations.appliance) pkgs;
   inherit (pkgs) lib;
 
-  evaluate =
-    {
-      modules,
-      look ? (_: null),
-      system ? "aarch64-linux",
-    }:
-    let
-      host = import (pkgs.path + "/nixos/lib/eval-config.nix") {
-        system = null;
-        modules = modules ++ [
-          {
-            nixpkgs.hostPlatform = system;
-            system.stateVersion = "26.05";
-            networking.hostName = "spark9";
-          }
-        ];
-      };
-    in
-    {
-      messages = map (item: item.message) (
-        lib.filter (item: !item.assertion && isOurs item.message) host.config.assertions
-      );
-      value = look host.config;
-    };
-
-  isOurs = text: lib.hasInfix "services.spark" text || lib.hasInfix "hardware.spark" text;
+  evaluate = import ./evaluate.nix { inherit pkgs; };
   unit = config: name: config.systemd.units.${name}.text;
   planOf = config: builtins.fromJSON (builtins.toJSON config.services.spark.plan);
 
@@ -102,7 +77,10 @@ let
           "python3"
           "-m"
           "sglang.launch_server"
+          "--model-path"
+          "/models/small"
         ];
+        settings.model.shards = lib.mkDefault 1;
       }
       // extra;
     }
@@ -309,7 +287,8 @@ lib.mapAttrs (_: evaluate) {
       configFile = "/run/spark-engine/config.yaml";
       apiPort = 8888;
       env.NCCL_DEBUG = "WARN";
-      settings.model.path = "/models/small";
+      settings.model.path = "/models/other";
+      settings.model.shards = 1;
     };
     look = config: {
       engine = unit config "spark-engine.service";
@@ -319,10 +298,15 @@ lib.mapAttrs (_: evaluate) {
       plan = planOf config;
     };
   };
-  engine-no-argv.modules = withEngine { argv = lib.mkForce [ ]; };
+  engine-no-argv.modules = withEngine {
+    argv = lib.mkForce [ ];
+    settings.model.path = "/models/small";
+    settings.model.shards = 1;
+  };
   engine-key-in-argv.modules = withEngine {
     argv = lib.mkForce [
       "python3"
+      "--model=/models/small"
       "--api-key"
       "hunter2"
     ];
@@ -332,9 +316,19 @@ lib.mapAttrs (_: evaluate) {
     configFile = "/run/spark-engine/config.yaml";
   };
   engine-key-without-config.modules = withEngine { apiKeyFile = "/etc/spark/api-key"; };
-  engine-rank.modules = withEngine {
-    rank = 3;
-    ranks = 3;
+  engine-rank.modules = withEngine { rank = 1; };
+  engine-ranks.modules = withEngine { ranks = 3; };
+  engine-no-model.modules = withEngine {
+    argv = [
+      "python3"
+      "-m"
+      "sglang.launch_server"
+    ];
+  };
+  engine-no-shards.modules = withEngine { settings = { }; };
+  engine-in-home.modules = withEngine {
+    settings.model.path = "/home/me/models/small";
+    settings.model.shards = 1;
   };
   engine-no-guard.modules = withEngine { } ++ [ { services.spark.guard.enable = false; } ];
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 from nixtool import REPOSITORY
-from unit_template import PATH, text
+from unit_template import ENGINE, UNITS, files
 
 from spark_appliance.lockfile import dump
 from spark_appliance.workspace import open_cluster
 
 
-def test_units_for_hand_written_options_are_the_plans_table() -> None:
-    assert PATH.read_text(encoding="utf-8") == text(), "run: python tests/nix/unit_template.py"
+@pytest.mark.parametrize("path", [UNITS, ENGINE], ids=lambda path: path.name)
+def test_what_hand_written_options_get_is_the_plans(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert text == files()[path], "run: python tests/nix/unit_template.py"
 
 
 def test_plan_of_the_virtual_machines_is_current() -> None:

@@ -54,7 +54,11 @@ BAD = {
     "engine-key-in-argv": ("has --api-key", "services.spark.engine.apiKeyFile"),
     "engine-key-in-store": ("is in the Nix store", "/etc/spark/api-key"),
     "engine-key-without-config": ("needs services.spark.engine.configFile", "--config"),
-    "engine-rank": ("rank is 3", "counted from 0"),
+    "engine-rank": ("rank is 1", "counted from 0"),
+    "engine-ranks": ("services.spark.engine.ranks is 3", "set services.spark.fleet.plan"),
+    "engine-no-model": ("settings.model.path is not known", "Set it to the directory"),
+    "engine-no-shards": ("settings.model.shards is not set", "ls /models/small/*.safetensors"),
+    "engine-in-home": ("does not see homes", "to /models"),
     "engine-no-guard": ("needs services.spark.guard.enable", "power"),
     "router-no-argv": ("router.argv is empty", "router: in the cluster file"),
     "router-key-in-argv": ("has --api-key", "services.spark.router.apiKeyFile"),
@@ -191,7 +195,12 @@ def test_engine_by_hand(cases: Any) -> None:
         "spark-guard.service spark-supervisor.service"
     ]
     assert value["ports"] == [8888]
-    assert value["plan"]["model"] == {"path": "/models/small"}
+    # an option comes before argv
+    assert value["plan"]["model"] == {
+        "path": "/models/other",
+        "served_name": "/models/other",
+        "shards": 1,
+    }
     assert value["plan"]["nodes"][0]["env"] == {"NCCL_DEBUG": "WARN"}
 
 

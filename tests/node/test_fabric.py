@@ -238,5 +238,13 @@ def test_a_lan_without_an_address_is_said(world: World) -> None:
     with_lan(world)
     assert world.fails() == (
         "spark1: enP7s7 has no IPv4 address, so SGLANG_HOST_IP cannot be set: give it one, or "
-        "correct nodes[].lan_interface in the cluster file"
+        "correct nodes[].lan_interface in the cluster file (services.spark.fabric.lanInterface in "
+        "hand-written options)"
     )
+
+
+def test_a_hand_written_plan_without_a_lan_leaves_the_address_to_the_engine(world: World) -> None:
+    world.node["lan_interface"] = None
+    with_lan(world)
+    world.run()
+    assert read_environment(world.env_file) == {"NCCL_IB_GID_INDEX": "3"}

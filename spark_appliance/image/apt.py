@@ -138,7 +138,7 @@ class PrivateApt:
     def __init__(self, folder: Path, recipe: Recipe, sources: Mirrors) -> None:
         self._folder = folder
         target = recipe.target
-        for name in ("state/lists/partial", "cache/archives/partial", "etc", "log"):
+        for name in ("state/lists/partial", "cache/archives/partial", "etc/parts", "log"):
             (folder / name).mkdir(parents=True, exist_ok=True)
         self._status = folder / "state/status"
         self._status.write_text("")
@@ -162,9 +162,10 @@ class PrivateApt:
                     f'Dir::Cache "{folder}/cache/";',
                     f'Dir::Log "{folder}/log/";',
                     f'Dir::Etc::sourcelist "{folder}/etc/sources.list";',
-                    'Dir::Etc::sourceparts "-";',
-                    'Dir::Etc::preferences "-";',
-                    'Dir::Etc::preferencesparts "-";',
+                    # empty: nothing of this machine's
+                    f'Dir::Etc::sourceparts "{folder}/etc/parts/";',
+                    f'Dir::Etc::preferences "{folder}/etc/preferences";',
+                    f'Dir::Etc::preferencesparts "{folder}/etc/parts/";',
                     f'APT::Architecture "{target.architecture}";',
                     f'APT::Architectures {{ "{target.architecture}"; }};',
                     'APT::Install-Recommends "false";',
@@ -209,12 +210,22 @@ class PrivateApt:
             ImageError: a package does not exist in the suites.
         """
         wanted = sorted(set(names))
+        if not wanted:
+            return ""
         try:
-            return self._run("apt-cache", "show", "--no-all-versions", *wanted)
+            answer = self._run("apt-cache", "show", "--no-all-versions", *wanted)
         except process.FailedError as error:
+            # this when all are unknown; with one that is known apt says nothing of the others
+            if "No packages found" not in error.completed.stderr:
+                raise
+            answer = ""
+        known = {entry["Package"] for entry in Deb822.iter_paragraphs(answer, use_apt_pkg=False)}
+        if missing := [name for name in wanted if name not in known]:
             raise ImageError(
-                f"apt does not know every package of the recipe: {error.completed.stderr.strip()}"
-            ) from None
+                f"no suite of the recipe has: {', '.join(missing)}\n"
+                "    remedy: correct the names in recipe.toml, or its suites"
+            )
+        return answer
 
     def deny(self, stanzas: str) -> None:
         """Call the packages of these stanzas installed."""
@@ -227,14 +238,16 @@ class PrivateApt:
             ImageError: apt finds no solution.
         """
         try:
-            answer = self._run("apt-get", "-qq", "-y", "--print-uris", "install", *sorted(roots))
+            answer = self._run("apt-get", "-q", "-y", "--print-uris", "install", *sorted(roots))
         except process.FailedError as error:
             raise ImageError(
                 f"apt finds no solution for the roots of the recipe:\n"
                 f"{error.completed.stdout.strip()}\n{error.completed.stderr.strip()}"
             ) from None
-        # 'URI' name_version_arch.deb size hash
-        return tuple(sorted(line.split()[1].split("_")[0] for line in answer.splitlines()))
+        # 'URI' name_version_arch.deb size hash; without -qq, which hides the reason of a failure,
+        # other lines too
+        uris = [line for line in answer.splitlines() if line.startswith("'")]
+        return tuple(sorted(line.split()[1].split("_")[0] for line in uris))
 
 
 def stamp(date: datetime) -> str:

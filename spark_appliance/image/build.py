@@ -38,7 +38,8 @@ from spark_appliance.image.wheels import Layout
 _NOTES = "spark-layers.json"
 """In the output: layer key -> Result, so that the next build can take a layer over."""
 _LAYER_CODE = ("base", "debs", "elf", "layer", "ldcache", "tar", "tree", "wheels")
-_LABEL = "dev.spark-appliance."
+LABEL = "dev.spark-appliance."
+"""What the names of our own labels begin with."""
 
 Report = Callable[[str], None]
 
@@ -160,10 +161,10 @@ def _build(
     last = _glue_layer(request, environment, ordered, layout)
     report(_line(last))
     ordered.append(last)
-    reference = f"{request.recipe.name}:{_version(request)}-{request.selection.profile}"
+    reference = reference_of(request)
     image = oci.write_image(
         layout,
-        config=_config(request, environment, ordered),
+        config=config(request, environment, ordered),
         layers=[result.blob for result in ordered],
         reference=reference,
         sbom=sbom.build(
@@ -225,7 +226,8 @@ def _glue_layer(
     return layers.Result("glue", "", blob.digest, blob.size, len(glued.entries), (), {})
 
 
-def _config(request: Request, environment: Layout, done: Sequence[layers.Result]) -> dict[str, Any]:
+def config(request: Request, environment: Layout, done: Sequence[layers.Result]) -> dict[str, Any]:
+    """Return the image's config, whose sha256 is the image id: settings, labels and layers."""
     profile = request.recipe.profiles[request.selection.profile]
     created = (
         datetime.strptime(request.lock.debian.snapshot, "%Y%m%dT%H%M%SZ")
@@ -237,7 +239,7 @@ def _config(request: Request, environment: Layout, done: Sequence[layers.Result]
         "Env": glue.environment(environment, compilers=compilers),
         "User": f"{UID}:{UID}",
         "WorkingDir": "/cache",
-        "Labels": _labels(request),
+        "Labels": labels(request),
     }
     if profile.entrypoint:
         settings["Entrypoint"] = list(profile.entrypoint)
@@ -257,17 +259,23 @@ def _config(request: Request, environment: Layout, done: Sequence[layers.Result]
     }
 
 
-def _labels(request: Request) -> dict[str, str]:
-    labels = {
+def labels(request: Request) -> dict[str, str]:
+    """Return the labels: lock hash, source of each plugin, version, profile."""
+    found = {
         "org.opencontainers.image.title": request.recipe.name,
         "org.opencontainers.image.version": _version(request),
-        f"{_LABEL}lock": f"sha256:{request.selection.digest}",
-        f"{_LABEL}profile": request.selection.profile,
-        f"{_LABEL}debian-snapshot": request.lock.debian.snapshot,
+        f"{LABEL}lock": f"sha256:{request.selection.digest}",
+        f"{LABEL}profile": request.selection.profile,
+        f"{LABEL}debian-snapshot": request.lock.debian.snapshot,
     }
     for plugin in request.plugins:
-        labels[f"{_LABEL}plugin.{plugin.name}"] = f"{plugin.version} sha256:{plugin.digest}"
-    return labels
+        found[f"{LABEL}plugin.{plugin.name}"] = f"{plugin.version} sha256:{plugin.digest}"
+    return found
+
+
+def reference_of(request: Request) -> str:
+    """Return name and tag of an image."""
+    return f"{request.recipe.name}:{_version(request)}-{request.selection.profile}"
 
 
 def _version(request: Request) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from spark_appliance.errors import InputError, Location, read_failure
 from spark_appliance.files import write_text
+from spark_appliance.image.build import LABEL
 from spark_appliance.image.errors import write_failure
 from spark_appliance.image.oci import REF_NAME, Image, Layout, read_image, read_index
 
@@ -20,11 +21,15 @@ _UNNAMED = "-"
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """One image: its reference, what identifies it, and its layers as (name, digest, bytes)."""
+    """One image: its reference, what identifies it, and its layers as (name, digest, bytes).
+
+    ``labels`` are those of its own labels that name what it was made of, as (name, value).
+    """
 
     reference: str
     image: Image
     layers: tuple[tuple[str, str, int], ...]
+    labels: tuple[tuple[str, str], ...]
 
     @property
     def profile(self) -> str:
@@ -45,6 +50,8 @@ def read(folder: Path) -> Published:
     try:
         sizes = [layer["size"] for layer in layout.json(image.manifest)["layers"]]
         names = _names(config.get("history") or [], len(sizes))
+        labels = (config.get("config") or {}).get("Labels") or {}
+        own = tuple(sorted((n, v) for n, v in labels.items() if n.startswith(LABEL)))
     except (KeyError, TypeError, AttributeError):
         raise InputError.one(
             "image.layout",
@@ -52,7 +59,7 @@ def read(folder: Path) -> Published:
             "give a folder made by spark-appliance image build",
             Location(str(folder)),
         ) from None
-    return Published(reference, image, tuple(zip(names, image.layers, sizes, strict=True)))
+    return Published(reference, image, tuple(zip(names, image.layers, sizes, strict=True)), own)
 
 
 def _names(history: Sequence[dict[str, Any]], layers: int) -> list[str]:
@@ -66,7 +73,7 @@ def _names(history: Sequence[dict[str, Any]], layers: int) -> list[str]:
 
 
 def tables(images: Sequence[Published]) -> str:
-    """Return the images as one Markdown table, and the layers of each as another."""
+    """Return the images as one Markdown table, and layers and labels of each as two more."""
     lines = ["| profile | reference | manifest | image id |", "|---|---|---|---|"]
     lines += [
         f"| {one.profile} | `{one.reference}` | `{one.image.manifest}` | `{one.image.config}` |"
@@ -75,6 +82,9 @@ def tables(images: Sequence[Published]) -> str:
     for one in images:
         lines += ["", f"| layer of {one.profile} | digest | bytes |", "|---|---|---|"]
         lines += [f"| {name} | `{digest}` | {size} |" for name, digest, size in one.layers]
+        if one.labels:
+            lines += ["", f"| label of {one.profile} | value |", "|---|---|"]
+            lines += [f"| {name} | `{value}` |" for name, value in one.labels]
     return "\n".join(lines) + "\n"
 
 

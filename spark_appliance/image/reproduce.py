@@ -74,7 +74,7 @@ def compare_layers(number: int, left: Path, right: Path) -> Difference:
                 if getattr(a, field) != getattr(b, field):
                     return Difference(
                         number, a.name,
-                        f"{field} {getattr(a, field)!r} and {getattr(b, field)!r}",
+                        f"{field} {_shown(field, a)} and {_shown(field, b)}",
                     )  # fmt: skip
             if a.isreg():
                 found = _contents(one.extractfile(a), two.extractfile(b))
@@ -85,6 +85,11 @@ def compare_layers(number: int, left: Path, right: Path) -> Difference:
                         else f"sizes are {a.size} and {b.size}"
                     )
                     return Difference(number, a.name, what, *found)
+
+
+def _shown(field: str, member: tarfile.TarInfo) -> str:
+    value = getattr(member, field)
+    return f"{value:04o}" if field == "mode" else repr(value)
 
 
 def _contents(one: IO[bytes] | None, two: IO[bytes] | None) -> tuple[int, int] | None:

@@ -180,7 +180,7 @@ def test_another_file_or_mode_is_named(tmp_path: Path) -> None:
     assert "y: only in the first image" in str(
         reproduce.compare_layers(2, a, layer("b", {"x": 0o644}))
     )
-    assert "layer 2, x: mode 420 and 493" in str(
+    assert "layer 2, x: mode 0644 and 0755" in str(
         reproduce.compare_layers(2, a, layer("c", {"x": 0o755, "y": 0o644}))
     )
 

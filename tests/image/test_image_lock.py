@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -82,6 +84,49 @@ def test_the_selection_digest_depends_on_every_pin() -> None:
     first = FULL.debs[0].model_copy(update={"sha256": "0" * 64})
     other = FULL.model_copy(update={"debs": (first, *FULL.debs[1:])})
     assert other.digest != FULL.digest
+
+
+def test_labels_name_everything_that_decides_the_image(tmp_path: Path) -> None:
+    (tmp_path / "src" / "small").mkdir(parents=True)
+    source = tmp_path / "src" / "small" / "__init__.py"
+    source.write_text("x = 1\n")
+    (tmp_path / "pyproject.toml").write_text(
+        '[project]\nname = "small"\nversion = "1.2"\ndescription = "d"\nlicense = "MIT"\n'
+        'requires-python = ">=3.11"\n[tool.hatch.build.targets.wheel]\npackages = ["src/small"]\n'
+    )
+    plugin = plugins.load(tmp_path)
+    labels = build.labels(build.Request(RECIPE, LOCK, FULL, (plugin,), {}))
+    pins = [[d.name, d.version, d.sha256] for d in FULL.debs]
+    pins += [[w.name, w.version, w.sha256] for w in FULL.wheels]
+    (sglang,) = [wheel.version for wheel in WHEELS if wheel.name == "sglang"]
+    assert labels == {
+        "org.opencontainers.image.title": "spark-appliance",
+        "org.opencontainers.image.version": sglang,
+        "dev.spark-appliance.debian-snapshot": LOCK.debian.snapshot,
+        # over what is pinned, not over the files, which may be formatted otherwise
+        "dev.spark-appliance.lock": f"sha256:{sha256(json.dumps(pins).encode()).hexdigest()}",
+        "dev.spark-appliance.plugin.small": f"1.2 sha256:{plugin.digest}",
+        "dev.spark-appliance.profile": "full",
+    }
+    source.write_text("x = 2\n")
+    again = build.labels(build.Request(RECIPE, LOCK, FULL, (plugins.load(tmp_path),), {}))
+    changed = {name for name, value in again.items() if value != labels[name]}
+    assert changed == {"dev.spark-appliance.plugin.small"}
+
+
+def test_the_label_of_a_plugin_is_the_hash_of_what_is_installed() -> None:
+    plugin = plugins.load(ROOT / "pkgs" / "spark-tp-pad")
+    tree = Tree()
+    plugins.install(tree, plugin, Layout("0"))
+    total = sha256()
+    for path, entry in sorted(tree.entries.items()):
+        content = entry.content if isinstance(entry.content, bytes) else b""
+        total.update(f"{path}\0{entry.mode:o}\0{len(content)}\0".encode() + content)
+    assert plugin.digest == total.hexdigest()
+    site = Layout("0").site
+    for path in plugin.package.rglob("*.py"):
+        name = f"{site}/{path.relative_to(plugin.package.parent).as_posix()}"
+        assert tree[name].content == path.read_bytes()
 
 
 def test_addresses_come_from_the_mirrors() -> None:

@@ -26,11 +26,20 @@ def test_the_tables_name_manifest_id_and_every_layer(built: Path) -> None:
     lines = result.stdout.splitlines()
     assert lines[2] == f"| full | `small:1.0-full` | `{image.manifest}` | `{image.config}` |"
     sizes = [oci.Layout(built).path(digest).stat().st_size for digest in image.layers]
-    assert lines[6:] == [
+    assert lines[6:10] == [
         f"| {name} | `{digest}` | {size} |"
         for name, digest, size in zip(
             ("base", "cuda", "rest", "glue"), image.layers, sizes, strict=True
         )
+    ]
+    lock = oci.Layout(built).json(image.config)["config"]["Labels"]["dev.spark-appliance.lock"]
+    assert lines[10:] == [
+        "",
+        "| label of full | value |",
+        "|---|---|",
+        "| dev.spark-appliance.debian-snapshot | `20260101T000000Z` |",
+        f"| dev.spark-appliance.lock | `{lock}` |",
+        "| dev.spark-appliance.profile | `full` |",
     ]
 
 

@@ -248,7 +248,9 @@ class Remote:
     def _failure(self, step: str, answer: Answer) -> StepError:
         said = redact(answer.stderr.strip() or answer.stdout.strip())
         lines = [line.strip() for line in said.splitlines() if line.strip()]
-        reason = lines[-1] if lines else f"exit status {answer.status}"
+        # rsync's last line is about its protocol; the server's reason stands above it
+        told = [line for line in lines if line.startswith("@ERROR: ")] or lines[-1:]
+        reason = told[0] if told else f"exit status {answer.status}"
         remedy = next((help_ for mark, help_ in _REMEDIES if mark in said), "")
         return StepError(self.name, step, reason, remedy)
 

@@ -44,8 +44,15 @@ umask 077
 cat > "/run/$1.conf"
 systemctl stop "$1.service" 2>/dev/null || true
 systemctl reset-failed "$1.service" 2>/dev/null || true
-exec systemd-run --quiet --collect --unit="$1" --property=RuntimeMaxSec="$2" \\
+systemd-run --quiet --collect --unit="$1" --property=RuntimeMaxSec="$2" \\
   rsync --daemon --no-detach --port="$3" --config="/run/$1.conf"
+# the unit is started before it listens, and a client that is refused does not try again
+for _ in $(seq 100); do
+  if ss -H -l -t -n "sport = :$3" | grep -q .; then exit 0; fi
+  sleep 0.2
+done
+echo "rsync does not listen on port $3: journalctl -u $1" >&2
+exit 1
 """
 
 

@@ -37,8 +37,6 @@ printf '%s\\n' "systemd-run $*" >> "$FAKE_ROOT/calls"
 while [ "$1" != rsync ]; do shift; done
 "$@" > "$FAKE_ROOT/server.log" 2>&1 &
 echo $! > "$FAKE_ROOT/server"
-# the first client must find it listening
-until bash -c ': < /dev/tcp/127.0.0.1/"$0"' "$FAKE_PORT" 2> /dev/null; do kill -0 $!; done
 """
 
 _SYSTEMCTL_STOP = """\
@@ -162,7 +160,7 @@ def test_every_worker_gets_the_heads_files(copies: World, monkeypatch: pytest.Mo
 
 def test_a_node_that_is_not_in_the_plan_reads_nothing(copies: World) -> None:
     # 127.0.0.1 is no worker's address
-    with pytest.raises(FleetError, match="spark2: copy: rsync error: error starting client-server"):
+    with pytest.raises(FleetError, match="spark2: copy: @ERROR: .*checkpoint"):
         share(copies.crew())
     assert contents(copies, "spark2") == {}
 

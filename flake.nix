@@ -39,7 +39,7 @@
       nixosModules = spark.modules;
 
       nixosConfigurations = spark.exampleHosts // {
-        appliance = spark.appliance;
+        inherit (spark) appliance;
       };
 
       templates.default = {

@@ -13,7 +13,7 @@ let
 
   repository = lib.fileset.toSource {
     root = ../.;
-    fileset = lib.fileset.fileFilter (file: file.hasExt "nix" || file.hasExt "py") ../.;
+    fileset = import ./files.nix { inherit lib; };
   };
 
   # an example's committed plan is what its cluster file renders to
@@ -29,12 +29,20 @@ let
     '';
   };
 
-  lint = pkgs.runCommand "lint" { nativeBuildInputs = [ pkgs.deadnix pkgs.statix ]; } ''
-    cd ${repository}
-    deadnix --fail --no-lambda-pattern-names .
-    statix check .
-    touch $out
-  '';
+  lint =
+    pkgs.runCommand "lint"
+      {
+        nativeBuildInputs = [
+          pkgs.deadnix
+          pkgs.statix
+        ];
+      }
+      ''
+        cd ${repository}
+        deadnix --fail --no-lambda-pattern-names .
+        statix check .
+        touch $out
+      '';
 
   # every NixOS node of the examples, as far as its derivation
   hosts = lib.mapAttrs' (name: host: {

@@ -13,6 +13,8 @@ let
         nixfmt = {
           command = "nixfmt";
           includes = [ "*.nix" ];
+          # tables of programs, a package a line
+          excludes = [ "tests/nix/hosttools/hosttools.nix" ];
         };
         ruff = {
           command = "ruff";
@@ -29,7 +31,8 @@ in
     src:
     pkgs.runCommand "format" { nativeBuildInputs = [ formatter ]; } ''
       cp -r --no-preserve=mode ${src} tree
-      treefmt --ci --tree-root tree
+      cd tree
+      treefmt --ci
       touch $out
     '';
 }

@@ -412,10 +412,14 @@ in
         role = if cfg.rank == 0 then "head" else "worker";
         config_file = cfg.configFile;
         cache_directory = cfg.cacheDirectory;
-        nccl_library = if cfg.ncclLibrary == null then null else {
-          path = cfg.ncclLibrary;
-          sha256 = null;
-        };
+        nccl_library =
+          if cfg.ncclLibrary == null then
+            null
+          else
+            {
+              path = cfg.ncclLibrary;
+              sha256 = null;
+            };
       };
       planFacts = cfg.settings // {
         api = (cfg.settings.api or { }) // {

@@ -15,7 +15,7 @@ let
   readable = version == planVersion && lib.elem cfg.node names;
 
   node = lib.head found;
-  plan = cfg.plan;
+  inherit (cfg) plan;
   count = lib.length plan.nodes;
   clusterLines = import ../lib/cluster-lines.nix { inherit lib; } cfg.clusterFile;
   units = lib.listToAttrs (map (unit: lib.nameValuePair unit.name unit) node.units);

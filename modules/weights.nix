@@ -9,8 +9,7 @@
 let
   cfg = config.services.spark.weights;
   inherit (lib) mkOption types;
-  export = cfg.export;
-  mount = cfg.mount;
+  inherit (cfg) export mount;
   isAddress = client: builtins.match "[0-9.]+" client != null;
   needed = [
     "ro"

@@ -39,19 +39,20 @@ let
   kernels = lib.attrValues (
     lib.filterAttrs (target: _: lib.hasPrefix "EFI/Linux/" target) cfg.espFiles
   );
-  esp = pkgs.runCommand "spark-esp.vfat" 
-    {
-      nativeBuildInputs = [
-        bootSize
-        makeEsp
-      ];
-    }
-    ''
-      for kernel in ${lib.escapeShellArgs kernels}; do
-        spark-boot-size ${limit} "$kernel"
-      done
-      spark-image-esp $out ${cfg.espSize} ${volumeId} < ${list}
-    '';
+  esp =
+    pkgs.runCommand "spark-esp.vfat"
+      {
+        nativeBuildInputs = [
+          bootSize
+          makeEsp
+        ];
+      }
+      ''
+        for kernel in ${lib.escapeShellArgs kernels}; do
+          spark-boot-size ${limit} "$kernel"
+        done
+        spark-image-esp $out ${cfg.espSize} ${volumeId} < ${list}
+      '';
 in
 {
   options.services.spark.image = {

@@ -14,7 +14,7 @@
   util-linux,
 }:
 let
-  project = (lib.importTOML ../../pyproject.toml).project;
+  inherit (lib.importTOML ../../pyproject.toml) project;
 in
 buildPythonApplication {
   pname = project.name;

@@ -11,7 +11,7 @@
   liburing,
 }:
 let
-  python = sglang-env.python;
+  inherit (sglang-env) python;
   plugins = [
     (python.pkgs.callPackage ../spark-engram/package.nix {
       src = src.spark-engram;

@@ -10,7 +10,7 @@
   numpy,
 }:
 let
-  project = (lib.importTOML ./pyproject.toml).project;
+  inherit (lib.importTOML ./pyproject.toml) project;
 in
 buildPythonPackage {
   pname = project.name;

@@ -6,7 +6,7 @@
   hatchling,
 }:
 let
-  project = (lib.importTOML ./pyproject.toml).project;
+  inherit (lib.importTOML ./pyproject.toml) project;
 in
 buildPythonPackage {
   pname = project.name;

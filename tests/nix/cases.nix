@@ -268,7 +268,7 @@ lib.mapAttrs (_: evaluate) {
       unit = unit config "spark-guard.service";
       sshd = { inherit (config.systemd.services.sshd.serviceConfig) MemoryMin OOMScoreAdjust; };
       slice = config.systemd.slices.system.sliceConfig;
-      guard = (lib.head (planOf config).nodes).guard;
+      inherit (lib.head (planOf config).nodes) guard;
     };
   };
   guard-order.modules = withGuard {

@@ -60,6 +60,6 @@ in
   udev = c.services.udev.extraRules;
   engine = c.services.spark.engine.package.drvPath;
   image = c.system.build.image.drvPath;
-  warnings = c.warnings;
+  inherit (c) warnings;
   hostName = c.networking.hostName;
 }

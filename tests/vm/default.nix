@@ -21,7 +21,7 @@ let
 in
 lib.listToAttrs [
   (test "fabric" cluster.nodes)
-  (test "weights" (cluster.nodes // { stranger = cluster.stranger; }))
+  (test "weights" (cluster.nodes // { inherit (cluster) stranger; }))
   (test "engine" cluster.nodes)
   (test "rollout" (lib.mapAttrs (_: cluster.withVersions) cluster.nodes))
   (test "engram" { machine = import ./engram.nix { inherit own spark; }; })

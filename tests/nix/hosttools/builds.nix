@@ -124,7 +124,7 @@ let
 in
 {
   inherit smallRoot;
-  image = (imageWith { }).image;
+  inherit (imageWith { }) image;
   esp = (imageWith { }).spark-esp;
   # what systemd-repart makes of the same files by itself
   stock =
@@ -132,7 +132,9 @@ in
       { config, ... }:
       {
         image.repart.partitions."10-esp" = {
-          contents = lib.mapAttrs' (name: source: lib.nameValuePair "/${name}" { inherit source; }) config.services.spark.image.espFiles;
+          contents = lib.mapAttrs' (
+            name: source: lib.nameValuePair "/${name}" { inherit source; }
+          ) config.services.spark.image.espFiles;
           repartConfig = {
             Format = "vfat";
             CopyBlocks = lib.mkForce "";

@@ -29,7 +29,8 @@ let
     rail:
     lib.filter (parts: parts != null && lib.elemAt parts 2 == rail.netdev) (map split cfg.routes);
 
-  ipv4 = "([0-9]{1,3}\\.){3}[0-9]{1,3}";
+  octet = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])";
+  ipv4 = "(${octet}\\.){3}${octet}";
   isIpv4 = text: builtins.match ipv4 text != null;
 
   rail = types.submodule (
@@ -73,7 +74,7 @@ let
           description = "Which of the two devices of a cage this is; only reports use it.";
         };
         address = mkOption {
-          type = types.strMatching "${ipv4}/[0-9]{1,2}";
+          type = types.strMatching "${ipv4}/(3[0-2]|[12]?[0-9])";
           example = "10.77.1.1/24";
           description = "IPv4 address with prefix length; every rail has a subnet of its own.";
         };
@@ -107,7 +108,33 @@ let
     }
   );
 
-  addresses = map (rail: lib.head (lib.splitString "/" rail.address)) rails;
+  # the bits of an address that are its subnet, as text
+  subnetOf =
+    rail:
+    let
+      parts = lib.splitString "/" rail.address;
+      bits =
+        octet: lib.fixedWidthString 8 "0" (lib.concatMapStrings toString (lib.toBaseDigits 2 octet));
+    in
+    lib.substring 0 (lib.toInt (lib.last parts)) (
+      lib.concatMapStrings (octet: bits (lib.toInt octet)) (lib.splitString "." (lib.head parts))
+    );
+  overlap = a: b: lib.hasPrefix (subnetOf a) (subnetOf b) || lib.hasPrefix (subnetOf b) (subnetOf a);
+
+  pairs = lib.concatLists (
+    lib.imap1 (index: first: map (second: { inherit first second; }) (lib.drop index rails)) rails
+  );
+  inOneSubnet = lib.filter (pair: overlap pair.first pair.second) pairs;
+  sameIn =
+    field:
+    lib.filter (
+      pair: pair.first.${field} != null && pair.first.${field} == pair.second.${field}
+    ) pairs;
+  # what marks one device, and where to read it
+  identities = {
+    pci = "lspci -D | grep ConnectX shows the PCI function of each device";
+    mac = "ip -br link shows the MAC address of each device";
+  };
   deviceUnit = rail: "sys-subsystem-net-devices-${utils.escapeSystemdPath rail.netdev}.device";
 in
 {
@@ -212,10 +239,15 @@ in
         '';
       }
       {
-        assertion = lib.allUnique addresses;
+        assertion = inOneSubnet == [ ];
         message = ''
-          services.spark.fabric.rails: two rails have the same address (${lib.concatStringsSep ", " addresses}).
-          Give every rail its own address in its own subnet.
+          services.spark.fabric.rails: two rails are in one subnet (${
+            lib.concatMapStringsSep "; " (
+              { first, second }:
+              "${first.netdev} ${first.address} and ${second.netdev} ${second.address}"
+            ) inOneSubnet
+          }). Answers would leave through the wrong one and RDMA would time out. Give every rail,
+          twins of a cage too, an address in a subnet of its own.
         '';
       }
       {
@@ -235,6 +267,17 @@ in
         '';
       }
     ]
+    ++ lib.mapAttrsToList (field: hint: {
+      assertion = sameIn field == [ ];
+      message = ''
+        services.spark.fabric.rails: two rails have the same ${field} (${
+          lib.concatMapStringsSep "; " (
+            { first, second }:
+            "${first.netdev} and ${second.netdev} ${first.${field}}"
+          ) (sameIn field)
+        }), so both mean one device. Give every rail the ${field} of its own device: ${hint}.
+      '';
+    }) identities
     ++ map (rail: {
       assertion = cfg.softRoce || rail.pci != null || rail.mac != null;
       message = ''
@@ -289,8 +332,7 @@ in
 
     networking.nftables.enable = true;
     networking.firewall = {
-      # forced: imported modules trust bridges of containers
-      trustedInterfaces = lib.mkForce ([ "lo" ] ++ map (rail: rail.netdev) rails);
+      trustedInterfaces = map (rail: rail.netdev) rails;
       extraInputRules = lib.optionalString (cfg.peerAddresses != [ ]) ''
         ip saddr { ${lib.concatStringsSep ", " cfg.peerAddresses} } accept comment "other Sparks"
       '';

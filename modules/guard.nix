@@ -8,6 +8,9 @@ let
   cfg = config.services.spark.guard;
   inherit (lib) mkOption types;
   gib = 1073741824;
+  inherit (config.services) openssh;
+  # started by its socket, sshd has a unit for each connection and none that listens
+  sshUnit = if openssh.startWhenNeeded then "sshd@" else "sshd";
 in
 {
   options.services.spark.guard = {
@@ -77,7 +80,7 @@ in
       inherit (cfg) interval;
     };
 
-    systemd.services.sshd.serviceConfig = lib.mkIf (cfg.protectSsh && config.services.openssh.enable) {
+    systemd.services.${sshUnit}.serviceConfig = lib.mkIf (cfg.protectSsh && openssh.enable) {
       MemoryMin = "64M";
       OOMScoreAdjust = -1000;
     };

@@ -27,9 +27,36 @@ let
       production = config.boot.kernelPackages.nvidiaPackages.production;
     }
     .${cfg.driver};
+
+  dgxSpark = "${nixos-dgx-spark}/modules/dgx-spark.nix";
+  # what that module itself puts into nix.conf; read from it, so that another cache in a later
+  # version is left out as well
+  thirdParty = (import dgxSpark { inherit config lib pkgs; }).config.content.nix.settings;
+  # a list of nix.conf without the third party's entries; those of the owner stay
+  ownEntries =
+    name:
+    mkOption {
+      type = types.coercedTo types.str (lib.splitString " ") (types.listOf types.str);
+      default = [ ];
+      apply = lib.filter (
+        entry: !cfg.enable || cfg.thirdPartyCache || !lib.elem entry thirdParty.${name}
+      );
+      description = "`${name}` of {manpage}`nix.conf(5)`.";
+    };
 in
 {
-  imports = [ "${nixos-dgx-spark}/modules/dgx-spark.nix" ];
+  imports = [ dgxSpark ];
+
+  options.nix.settings = mkOption {
+    type = types.submodule {
+      options = lib.genAttrs [ "extra-substituters" "extra-trusted-public-keys" ] ownEntries;
+    };
+  };
+
+  # imported modules trust bridges of containers, whether there are any or not
+  options.networking.firewall.trustedInterfaces = mkOption {
+    apply = lib.filter (name: !cfg.enable || cfg.containers || name != "podman+");
+  };
 
   options.hardware.spark = {
     enable = lib.mkEnableOption "the settings of a DGX Spark (GB10) that serves a model";
@@ -136,7 +163,8 @@ in
       example = true;
       description = ''
         Trust the third-party binary cache for CUDA packages that nixos-dgx-spark adds to the
-        Nix settings. The engine comes from wheels, so nothing here needs it.
+        Nix settings. The engine comes from wheels, so nothing here needs it. Your own entries in
+        `nix.settings.extra-substituters` and `extra-trusted-public-keys` stay either way.
       '';
     };
 
@@ -145,8 +173,8 @@ in
       default = false;
       example = true;
       description = ''
-        Podman with Docker's socket and NVIDIA's container toolkit. The engine runs without
-        containers.
+        Podman with Docker's socket and NVIDIA's container toolkit; the firewall then trusts its
+        bridges. The engine runs without containers.
       '';
     };
 
@@ -211,11 +239,6 @@ in
     virtualisation.podman.dockerCompat = lib.mkForce cfg.containers;
     hardware.nvidia-container-toolkit.enable = lib.mkForce cfg.containers;
     services.dgx-dashboard.enable = lib.mkForce cfg.dashboard;
-
-    nix.settings = lib.mkIf (!cfg.thirdPartyCache) {
-      extra-substituters = lib.mkForce [ ];
-      extra-trusted-public-keys = lib.mkForce [ ];
-    };
 
     systemd.defaultUnit = lib.mkIf cfg.headless "multi-user.target";
     systemd.settings.Manager = lib.mkIf cfg.watchdog.enable {

@@ -132,7 +132,23 @@ lib.mapAttrs (_: evaluate) {
       network = config.systemd.network.units."10-spark-enp1s0f0np0.network".text;
       plan = planOf config;
       target = unit config "spark.target";
+      sysctl = lib.filterAttrs (name: _: lib.hasInfix ".enp1s0f0np0." name) config.boot.kernel.sysctl;
+      firewall = {
+        inherit (config.networking.firewall)
+          trustedInterfaces
+          extraInputRules
+          allowedTCPPorts
+          checkReversePath
+          ;
+        nftables = config.networking.nftables.enable;
+      };
     };
+  };
+  fabric-own-trust = {
+    modules = withFabric { inherit rails; } ++ [
+      { networking.firewall.trustedInterfaces = [ "tailscale0" ]; }
+    ];
+    look = config: config.networking.firewall.trustedInterfaces;
   };
   fabric-by-mac = {
     modules = withFabric {
@@ -156,8 +172,49 @@ lib.mapAttrs (_: evaluate) {
   fabric-same-address.modules = withFabric {
     rails = {
       a = rail;
-      b = rail;
+      b = rail // {
+        pci = "0000:01:00.1";
+      };
     };
+  };
+  fabric-same-subnet.modules = withFabric {
+    rails = {
+      a = rail;
+      # the smaller subnet lies in the larger one
+      b = rail // {
+        pci = "0000:01:00.1";
+        address = "10.77.1.129/25";
+      };
+      # differs from both in the last bit of its prefix
+      c = rail // {
+        pci = "0002:01:00.0";
+        address = "10.77.0.1/24";
+      };
+    };
+  };
+  fabric-same-pci.modules = withFabric {
+    rails = {
+      a = rail;
+      b = rail // {
+        address = "10.77.2.1/24";
+      };
+    };
+  };
+  fabric-same-mac.modules = withFabric {
+    rails =
+      lib.mapAttrs
+        (
+          _: address:
+          removeAttrs rail [ "pci" ]
+          // {
+            mac = "4c:bb:47:00:00:01";
+            inherit address;
+          }
+        )
+        {
+          a = "10.77.1.1/24";
+          b = "10.77.2.1/24";
+        };
   };
   fabric-peer-name.modules = withFabric {
     inherit rails;
@@ -269,6 +326,22 @@ lib.mapAttrs (_: evaluate) {
       sshd = { inherit (config.systemd.services.sshd.serviceConfig) MemoryMin OOMScoreAdjust; };
       slice = config.systemd.slices.system.sliceConfig;
       inherit (lib.head (planOf config).nodes) guard;
+    };
+  };
+  guard-ssh-by-socket = {
+    modules = withGuard { } ++ [
+      {
+        services.openssh = {
+          enable = true;
+          startWhenNeeded = true;
+        };
+      }
+    ];
+    look = config: {
+      connection = {
+        inherit (config.systemd.services."sshd@".serviceConfig) MemoryMin OOMScoreAdjust;
+      };
+      daemon = config.systemd.services ? sshd;
     };
   };
   guard-order.modules = withGuard {
@@ -385,6 +458,24 @@ lib.mapAttrs (_: evaluate) {
       driver = config.hardware.nvidia.package.version;
       watchdog = config.systemd.settings.Manager ? RuntimeWatchdogSec;
       substituters = config.nix.settings.extra-substituters;
+      keys = config.nix.settings.extra-trusted-public-keys;
+      inherit (config.networking.firewall) trustedInterfaces;
+    };
+  };
+  hardware-own-cache = {
+    modules = [
+      hardware
+      {
+        hardware.spark.enable = true;
+        nix.settings = {
+          extra-substituters = [ "https://cache.example.org" ];
+          extra-trusted-public-keys = "cache.example.org-1:AAAA another-1:BBBB";
+        };
+      }
+    ];
+    look = config: {
+      substituters = config.nix.settings.extra-substituters;
+      keys = config.nix.settings.extra-trusted-public-keys;
     };
   };
   hardware-open = {
@@ -403,6 +494,7 @@ lib.mapAttrs (_: evaluate) {
     look = config: {
       substituters = config.nix.settings.extra-substituters;
       podman = config.virtualisation.podman.enable;
+      inherit (config.networking.firewall) trustedInterfaces;
       dashboard = config.services.dgx-dashboard.enable;
       inherit (config.boot) kernelParams;
     };

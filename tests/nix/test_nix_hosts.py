@@ -102,9 +102,7 @@ def test_firewall_trusts_the_rails_and_nothing_else(fleet: tuple[str, Any, Any])
         firewall = host["firewall"]
         plan = node["firewall"]
         assert firewall["enable"] is True
-        if node["rails"]:
-            assert firewall["trustedInterfaces"][0] == "lo"
-            assert sorted(firewall["trustedInterfaces"][1:]) == sorted(plan["trusted_interfaces"])
+        assert sorted(firewall["trustedInterfaces"]) == sorted(["lo", *plan["trusted_interfaces"]])
         ports = {22} | ({plan["api_port"]} if plan["api_port"] else set())
         if whole["router"] is not None and node["rank"] == 0:
             ports.add(whole["router"]["port"])
@@ -163,6 +161,9 @@ def test_mounts_are_the_plans_and_never_hold_up_the_boot(fleet: tuple[str, Any, 
             assert host["units"][mount["unit"]]["wantedBy"] == []
             automount = host["units"][mount["unit"].replace(".mount", ".automount")]
             assert automount["wantedBy"] == ["multi-user.target"]
+            assert host["nfs"]["nfsrahead"] == {"default": 16384}
+        else:
+            assert "nfsrahead" not in host["nfs"]
         engram = node["engram"]
         if engram is not None and engram["mount_unit"] is not None:
             unit = sections(host["units"][engram["mount_unit"]]["text"])

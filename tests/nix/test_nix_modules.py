@@ -18,6 +18,7 @@ def cases(nix: Nix) -> Any:
 
 GOOD = [
     "fabric-good",
+    "fabric-own-trust",
     "fabric-by-mac",
     "fabric-soft",
     "weights-export",
@@ -25,10 +26,12 @@ GOOD = [
     "engram-good",
     "engram-directory",
     "guard-good",
+    "guard-ssh-by-socket",
     "engine-good",
     "router-good",
     "fleet-good",
     "hardware-good",
+    "hardware-own-cache",
     "hardware-open",
     "image-good",
     "image-engram-of-the-plan",
@@ -36,7 +39,16 @@ GOOD = [
 
 BAD = {
     "fabric-empty": ("services.spark.fabric.rails is empty", "Describe each cabled"),
-    "fabric-same-address": ("two rails have the same address", "its own address"),
+    "fabric-same-address": (
+        "two rails are in one subnet (a 10.77.1.1/24 and b 10.77.1.1/24)",
+        "a subnet of its own",
+    ),
+    "fabric-same-subnet": (
+        "two rails are in one subnet (a 10.77.1.1/24 and b 10.77.1.129/25)",
+        "a subnet of its own",
+    ),
+    "fabric-same-pci": ("two rails have the same pci (a and b 0000:01:00.0)", "lspci -D"),
+    "fabric-same-mac": ("two rails have the same mac (a and b 4c:bb:47:00:00:01)", "ip -br link"),
     "fabric-peer-name": ("spark8.example.org is no IPv4 address", "nodes[].address"),
     "fabric-route": ("services.spark.fabric.routes", "via GATEWAY dev NETDEV"),
     "fabric-unmatched": ("services.spark.fabric.rails.enp1s0f0np0", "lspci"),
@@ -116,6 +128,21 @@ def test_fabric_by_hand(cases: Any) -> None:
     (node,) = value["plan"]["nodes"]
     assert node["rails"][0]["peers"] == [{"node": "spark8", "address": "10.77.1.2"}]
     assert sections(value["target"])["Unit"]["Wants"] == ["spark-fabric.service"]
+    assert value["sysctl"] == {
+        "net.ipv4.conf.enp1s0f0np0.arp_ignore": "1",
+        "net.ipv4.conf.enp1s0f0np0.arp_announce": "2",
+        "net.ipv4.conf.enp1s0f0np0.rp_filter": "1",
+    }
+    rule = 'ip saddr { 192.168.1.8 } accept comment "other Sparks"\n'
+    firewall = value["firewall"]
+    assert sorted(firewall.pop("trustedInterfaces")) == ["enp1s0f0np0", "lo"]
+    assert firewall == {
+        "extraInputRules": rule,
+        "allowedTCPPorts": [],
+        "checkReversePath": True,
+        "nftables": True,
+    }
+    assert sorted(cases["fabric-own-trust"]["value"]) == ["enp1s0f0np0", "lo", "tailscale0"]
     assert cases["fabric-by-mac"]["value"] == {"MACAddress": "4c:bb:47:00:00:01"}
     soft = cases["fabric-soft"]["value"]
     assert "rdma link add rocep1s0f0 type rxe netdev eth1" in soft["script"]
@@ -178,6 +205,10 @@ def test_guard_by_hand(cases: Any) -> None:
     value = cases["guard-good"]["value"]
     assert sections(value["unit"])["Service"]["OOMScoreAdjust"] == ["-1000"]
     assert value["sshd"] == {"MemoryMin": "64M", "OOMScoreAdjust": -1000}
+    assert cases["guard-ssh-by-socket"]["value"] == {
+        "connection": value["sshd"],
+        "daemon": False,
+    }
     assert value["slice"]["MemoryMin"] == "256M"
     assert value["guard"] == {"start_bytes": 5 << 30, "steady_bytes": 3 << 30, "interval": 1}
 
@@ -224,9 +255,16 @@ def test_hardware(cases: Any) -> None:
     assert not sealed["driver"].startswith("580.")
     assert sealed["watchdog"] is False
     assert sealed["substituters"] == []
+    assert sealed["keys"] == []
+    assert sealed["trustedInterfaces"] == ["lo"]
+    assert cases["hardware-own-cache"]["value"] == {
+        "substituters": ["https://cache.example.org"],
+        "keys": ["cache.example.org-1:AAAA", "another-1:BBBB"],
+    }
     opened = cases["hardware-open"]["value"]
     assert len(opened["substituters"]) == 1
     assert opened["podman"] is True
+    assert "podman+" in opened["trustedInterfaces"]
     assert opened["dashboard"] is True
     assert "kho=off" not in opened["kernelParams"]
 

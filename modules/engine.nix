@@ -254,6 +254,11 @@ in
       description = ''
         A libnccl.so.2 to use instead of the wheel's, the same file on every rank. A ring of four
         needs one with support for it.
+
+        It is loaded before everything else (`LD_PRELOAD`), and so into the shells that start the
+        interpreter and have no library path yet: it must find what it needs, libstdc++ above all,
+        by its own RUNPATH, as a library built with Nix does. `ldd` on the node shows whether it
+        does.
       '';
     };
 

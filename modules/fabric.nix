@@ -272,8 +272,7 @@ in
       message = ''
         services.spark.fabric.rails: two rails have the same ${field} (${
           lib.concatMapStringsSep "; " (
-            { first, second }:
-            "${first.netdev} and ${second.netdev} ${first.${field}}"
+            { first, second }: "${first.netdev} and ${second.netdev} ${first.${field}}"
           ) (sameIn field)
         }), so both mean one device. Give every rail the ${field} of its own device: ${hint}.
       '';

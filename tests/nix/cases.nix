@@ -31,6 +31,9 @@ let
       }
     ];
   };
+  railByMac = removeAttrs rail [ "pci" ] // {
+    mac = "4c:bb:47:00:00:01";
+  };
   rails.enp1s0f0np0 = rail;
   withFabric = extra: [
     fabric
@@ -152,9 +155,7 @@ lib.mapAttrs (_: evaluate) {
   };
   fabric-by-mac = {
     modules = withFabric {
-      rails.enp1s0f0np0 = removeAttrs rail [ "pci" ] // {
-        mac = "4c:bb:47:00:00:01";
-      };
+      rails.enp1s0f0np0 = railByMac;
     };
     look = config: config.systemd.network.links."10-spark-enp1s0f0np0".matchConfig;
   };
@@ -201,20 +202,12 @@ lib.mapAttrs (_: evaluate) {
     };
   };
   fabric-same-mac.modules = withFabric {
-    rails =
-      lib.mapAttrs
-        (
-          _: address:
-          removeAttrs rail [ "pci" ]
-          // {
-            mac = "4c:bb:47:00:00:01";
-            inherit address;
-          }
-        )
-        {
-          a = "10.77.1.1/24";
-          b = "10.77.2.1/24";
-        };
+    rails = {
+      a = railByMac;
+      b = railByMac // {
+        address = "10.77.2.1/24";
+      };
+    };
   };
   fabric-peer-name.modules = withFabric {
     inherit rails;

@@ -215,7 +215,7 @@ in
     };
 
     plan = mkOption {
-      type = (pkgs.formats.json { }).type;
+      inherit (pkgs.formats.json { }) type;
       description = ''
         The plan that lies on the node as `/etc/spark/plan.json`. The fleet module takes what of
         the cluster's plan concerns this node; without it a plan of this one node is made of the

@@ -89,7 +89,7 @@ let
         description = "URL of the probe, a chat completion.";
       };
       generate_body = mkOption {
-        type = (pkgs.formats.json { }).type;
+        inherit (pkgs.formats.json { }) type;
         default = planned.health.generate_body // {
           model = cfg.settings.model.served_name;
         };

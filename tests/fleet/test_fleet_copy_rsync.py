@@ -160,7 +160,7 @@ def test_every_worker_gets_the_heads_files(copies: World, monkeypatch: pytest.Mo
 
 def test_a_node_that_is_not_in_the_plan_reads_nothing(copies: World) -> None:
     # 127.0.0.1 is no worker's address
-    with pytest.raises(FleetError, match="spark2: copy: @ERROR: .*checkpoint"):
+    with pytest.raises(FleetError, match=r"spark2: copy: @ERROR: .*checkpoint"):
         share(copies.crew())
     assert contents(copies, "spark2") == {}
 

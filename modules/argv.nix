@@ -36,6 +36,7 @@ in
     lib.last ([ default ] ++ all argv name);
   # values of an option that takes several
   values = argv: name: until (after argv name);
-  # where a server that binds `host` answers on its own machine
+  # where a server that binds `host` answers on its own machine; a plan has the URLs ready
+  # (_health in spark_appliance/render/plan.py), by hand there is only the command line
   local = host: if host == "0.0.0.0" then "127.0.0.1" else host;
 }
